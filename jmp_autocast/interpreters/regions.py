@@ -1,4 +1,4 @@
-"""The precision in force where an equation stands: what the scopes around it say."""
+"""The precision in force at an equation, from the scopes around it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ float32, to the plan that another room makes of it: `plan/rooms.py`."""
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Region:
-    """The precision in force where an equation stands.
+    """The precision in force at an equation.
 
     Args:
-        compute_dtype: The dtype of matmuls, None where nothing is lowered.
-        governed: An inner autocast has already dealt with the region.
-        cause: The scope that says so.
-        names: The enclosing scopes, as far as the policy looks at them.
-        rule: What the policy says of the equation; None where it says nothing.
+        compute_dtype: The dtype of matmuls, None to lower nothing.
+        governed: An inner autocast has already planned the region.
+        cause: The scope that decides.
+        names: The enclosing scopes that the policy's patterns can match.
+        rule: The policy's rule for the equation; None without one.
         precision: The precision of float32 products, None for that of each equation.
-        default_precision: That of products of which neither policy nor program says one.
+        default_precision: The precision of products without one in policy and program.
         product: Plans products that run otherwise than in the compute dtype; None for none.
     """
 
@@ -57,9 +57,9 @@ class Region:
         return self.compute_dtype is not None
 
     def may_change(self, primitive: str) -> bool:
-        """Returns whether a pass may write the equation otherwise (`before`).
+        """Returns whether a pass of `before` may rewrite the equation.
 
-        Not where a function of the user's decides on it: it may be made for it as it is.
+        A function among the user's rules may expect the equation as it was traced.
 
         Args:
             primitive: The name of its primitive.
@@ -79,9 +79,9 @@ class Regions:
 
     Args:
         policy: The policy of the program.
-        marks_only: No pattern or rule of the policy looks at names: only marks matter, and a layer
-            that stands at 96 paths is planned once.
-        product: From what the policy says of a scope to `Region.product`; None for none.
+        marks_only: No pattern or rule of the policy matches names: only marks matter, and a layer
+            at 96 paths is planned once.
+        product: From the policy's choice for a scope to `Region.product`; None for none.
         default_precision: As for `Region`.
     """
 
@@ -104,14 +104,14 @@ class Regions:
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
-        """The scopes of all regions that were asked for."""
+        """The scopes of all regions so far."""
         return list(dict.fromkeys(path + names for path, names, _ in self._found))
 
     def at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
-        """Returns the precision where an equation stands.
+        """Returns the precision at an equation.
 
         Args:
-            path: The scopes around its jaxpr, as far as the policy looks at them.
+            path: The scopes around its jaxpr that the policy's patterns can match.
             eqn: The equation.
         """
         names, primitive = scope_names(eqn), eqn.primitive.name
@@ -125,7 +125,7 @@ class Regions:
         return self._found[key]
 
     def _find(self, names: tuple[str, ...], primitive: str) -> Region:
-        # Whatever stands there was planned by an inner autocast under its own policy.
+        # An inner autocast has planned this equation under its own policy.
         if AS_DECLARED[0] in names:
             return Region(None, True, "an inner autocast governs the region", names)
         if names not in self._matches:

@@ -1,6 +1,6 @@
 """The only package that knows JAX's versions and its names without a compatibility promise.
 
-Each adapter says which version changed what. Supported: JAX 0.10 to the newest release.
+Each adapter names the version that made it necessary. Supported: JAX 0.10 to the newest release.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def mark_frames(file: str) -> None:
 def hide_package() -> None:
     """Hides the frames of the whole package in the tracebacks that JAX filters.
 
-    `mark_frames` is about the lines that equations name. JAX filters the traceback of an error,
-    by folders, where it passes ``jit``, ``grad`` or ``make_jaxpr``; what registers a folder is not
+    `mark_frames` is about the source lines of equations. JAX filters the tracebacks of errors that
+    pass ``jit``, ``grad`` or ``make_jaxpr`` by folders; the function that registers a folder is not
     public. ``JAX_TRACEBACK_FILTERING=off`` shows all frames.
     """
     register = private("jax._src.traceback_util.register_exclusion")
@@ -143,7 +143,7 @@ def inner_jaxpr_key(params: dict[str, Any]) -> str:
 def jax_function(jaxpr: AnyJaxpr) -> str:
     """Returns the name of the function of JAX itself that a jaxpr traces, "" for any other.
 
-    What is in ``jax.experimental`` counts as the user's own: kernels with rules written in JAX.
+    ``jax.experimental`` counts as user code: kernels with rules written in JAX.
     """
     info, folder = body_of(jaxpr).debug_info, jax.__file__.removesuffix("__init__.py")
     path = info.func_filename or ""
@@ -198,7 +198,7 @@ _INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 @contextlib.contextmanager
 def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
-    """Errors, profiles and HLO metadata of what is bound inside point at the user's equation.
+    """Points errors, profiles and HLO metadata of equations bound inside at the user's equation.
 
     Args:
         eqn: The equation.
@@ -256,12 +256,12 @@ def name_stack(eqn: JaxprEqn) -> str:
 
 
 def whole_name_stack(eqn: JaxprEqn) -> Any:
-    """Returns the name stack that an equation stands in: the current one, and its own in that."""
+    """Returns the name stack of an equation: the current one, followed by its own."""
     return current_name_stack() + eqn.source_info.name_stack
 
 
 def name_entries(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
-    """Returns the entries of the name stacks of equations, of which each is in the next."""
+    """Returns the entries of the name stacks of nested equations, outermost first."""
     return tuple(entry for eqn in eqns for entry in eqn.source_info.name_stack.stack)
 
 
@@ -294,7 +294,7 @@ def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[st
 
 
 def has_no_options(params: dict[str, Any]) -> bool:
-    """Returns whether a ``jit`` asks nothing of the compiler: no shardings, layouts or options.
+    """Returns whether a ``jit`` has no shardings, layouts or options for the compiler.
 
     The placeholder for a sharding that is not given has no public name.
     """
@@ -343,8 +343,8 @@ def devices_along(eqn: JaxprEqn, axes: tuple[Any, ...]) -> int | None:
 def literal_value(literal: Literal) -> Any:
     """Returns a literal's value in the dtype that the program declares.
 
-    A Python scalar is kept where it means the same (a weakly typed literal of JAX's default
-    dtype), so that an equation bound again is the equation that was traced.
+    A Python scalar is kept if it means the same (a weakly typed literal of JAX's default dtype), so
+    that binding an equation again gives the traced equation.
     """
     value, aval = literal.val, aval_of(literal)
     if (
@@ -390,9 +390,9 @@ def is_in_eager_shard_map(x: Any) -> bool:
 
 
 def traced_variable(x: Any) -> Var | None:
-    """Returns the variable of a jaxpr that a tracer stands for, None for anything else.
+    """Returns the variable of a jaxpr behind a tracer, None for anything else.
 
-    The tracer knows it after its trace is over, too.
+    It works after the trace of the tracer is over, too.
     """
     atom = x.val if is_staged(x) else None
     return atom if isinstance(atom, Var) else None

@@ -1,4 +1,4 @@
-"""Abstract values: what JAX's types of values say beside their public attributes, and its zeros."""
+"""Abstract values: facts about JAX's types without a public attribute, and its symbolic zeros."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def is_ref(aval: Any) -> bool:
 def may_change(aval: Any) -> bool:
     """True for the type of a value whose contents a trace may change, other than a ref's.
 
-    Such a type does not say what the value holds (a "quasi-dynamic datum" of JAX does), so that no
+    Such a type does not describe its contents (a "quasi-dynamic datum" of JAX does), so that no
     jaxpr can be traced for the type alone. Flax's hijax variables are such values.
     """
     return bool(getattr(aval, "has_qdd", False))
@@ -51,7 +51,7 @@ def is_unreduced(aval: Any) -> bool:
 def summed_sharding(aval: Any) -> Any:
     """Returns the sharding of an array once it is added up over devices; None if it is whole.
 
-    What is `reduced` is whole on each device, and its cotangent will be `unreduced`.
+    A `reduced` array is whole on each device, and its cotangent will be `unreduced`.
     """
     spec = aval.sharding.spec
     if not (spec.unreduced or spec.reduced):
@@ -94,8 +94,8 @@ def set_weak_type(x: Any, aval: Any) -> Any:
 def device_varying(tree: Any, axes: Any = None) -> Any:
     """Returns arrays typed as different on each device of the ``shard_map`` around, if any.
 
-    What a loop carries must keep its type, and a count that starts as the same zero everywhere does
-    not stay so.
+    The carry of a loop must keep its type, but a counter that starts as the same zero on all
+    devices does not stay the same.
 
     Args:
         tree: The arrays.
@@ -121,11 +121,10 @@ def has_other_cotangent(aval: Any) -> bool:
 
 
 def zero_cotangent(aval: Any) -> Any:
-    """Returns a cotangent that is known to be zero, for a function that `jax.vjp` returned.
+    """Returns a symbolically zero cotangent for a function from `jax.vjp`.
 
-    An array of zeros is not known to be: the user's rule would see an array where it asks for
-    symbolic zeros, and since JAX 0.12 a cotangent that is shared by a batch is an error. JAX 0.10.0
-    takes arrays alone.
+    With an array of zeros, a user's rule with symbolic zeros would see an array, and since JAX 0.12
+    a cotangent that is shared by a batch is an error. JAX 0.10.0 takes arrays alone.
     """
     if jax.__version_info__ >= (0, 10, 2):
         return ad.Zero(aval.to_ct_aval())

@@ -22,6 +22,6 @@ def kernels_in(dtype: Any) -> contextlib.AbstractContextManager[Any]:
 
 
 def current_scopes() -> tuple[str, ...]:
-    """Returns the ``jax.named_scope`` names around what is traced now, in the innermost trace."""
+    """Returns the ``jax.named_scope`` names at the current point of the innermost trace."""
     stack = source_info_util.current_name_stack().stack
     return tuple([s.name for s in stack if type(s).__name__ == "Scope"])

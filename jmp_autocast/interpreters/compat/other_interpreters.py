@@ -1,7 +1,7 @@
 """Rules of our primitives for `jax.experimental.jet` and `jax.experimental.sparse`.
 
-Both have a table of rules by primitive. Ours run the operations of JAX that a primitive stands for,
-as `finalise` emits them.
+Both have a table of rules by primitive. Ours run the JAX operations that `finalise` emits for a
+primitive.
 """
 
 from __future__ import annotations

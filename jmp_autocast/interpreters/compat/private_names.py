@@ -1,8 +1,7 @@
 """JAX's private names, and others without which the package works: each may be gone.
 
-They are looked up where they are used. What the package cannot do without it takes from the modules
-that JAX has for those who extend it: ``jax.core``, ``jax.extend`` and, to register primitives,
-``jax.interpreters``.
+They are looked up at each use. The names that the package depends on come from JAX's modules for
+extensions: ``jax.core``, ``jax.extend`` and, to register primitives, ``jax.interpreters``.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ PRIVATE: Mapping[str, str] = MappingProxyType(
 
 
 def private(name: str) -> Any:
-    """Returns what a name of `PRIVATE` stands for, None where JAX has it no longer."""
+    """Returns the object behind a name of `PRIVATE`, None if JAX no longer has it."""
     return _looked_up(name) if name in PRIVATE else None
 
 

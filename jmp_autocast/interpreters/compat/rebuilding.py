@@ -20,19 +20,19 @@ def variable(aval: Any) -> Var:
 
 
 def is_dropped(variable: Var) -> bool:
-    """Returns whether nobody reads what an equation writes to a variable."""
+    """Returns whether a result of an equation is unused."""
     return isinstance(variable, jex_core.DropVar)
 
 
 def with_equations(
     jaxpr: AnyJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any] | None = None
 ) -> Any:
-    """Returns a jaxpr with other equations, and itself where they are its own.
+    """Returns a jaxpr with other equations, or the jaxpr itself if they are its own.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        eqns: The equations, which read its inputs and constants.
-        outvars: What it returns; None for what it returned.
+        eqns: The equations, functions of its inputs and constants.
+        outvars: Its outputs; None for the outputs of ``jaxpr``.
     """
     body = body_of(jaxpr)
     returned: Sequence[Any] = body.outvars if outvars is None else outvars
@@ -64,12 +64,12 @@ def equation_like(
 def standing_in(
     call: JaxprEqn, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]
 ) -> Any:
-    """Returns an equation of a call's jaxpr, in the place of the call.
+    """Returns an equation of a call's jaxpr, inlined at the call.
 
     Args:
         call: The equation of the call.
-        eqn: An equation of the jaxpr that it calls.
-        operands: The operands of that where the call stands.
+        eqn: An equation of the called jaxpr.
+        operands: The operands of ``eqn`` at the call.
         results: The variables of its results.
     """
     info = eqn.source_info

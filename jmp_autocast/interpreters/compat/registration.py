@@ -1,7 +1,7 @@
 """Registering primitives of our own: JAX's registries of rules have no public names.
 
-The rules themselves stand with their primitive, in `interpreters/primitives`; here is only how JAX
-is told of them. The same in all supported versions.
+The rules themselves are beside their primitive, in `interpreters/primitives`; this module registers
+them with JAX. The same in all supported versions.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def define_primitive(
         aval: Computes the abstract value of the result from those of the operands.
         value: Computes the result from arrays, outside any trace; None to compile the lowering.
         jvp: From primals and tangents to the result and its tangent.
-        transpose: From the cotangent and the operands, which are undefined where the result is
-            linear in them, to their cotangents.
+        transpose: From the cotangent and the operands, with linear operands undefined, to the
+            cotangents of the operands.
         batch: From operands and their batch dimensions to the result and its batch dimension.
 
     Returns:
@@ -67,7 +67,7 @@ def define_primitive(
 
 
 def _compiled(primitive: Any) -> Callable[..., Any]:
-    """Returns what runs a primitive alone: compiled once for each set of parameters."""
+    """Returns a function that runs a primitive alone, compiled once for each set of parameters."""
 
     @functools.lru_cache(maxsize=4096)
     def compiled(params: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
@@ -93,7 +93,7 @@ _stands_for: dict[Any, dict[str, Callable[..., Any]]] = {}
 def stands_for(
     primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
 ) -> None:
-    """Says which operations of JAX a primitive stands for, on some platforms others.
+    """Registers the JAX operations of a primitive, with others for some platforms.
 
     Args:
         primitive: The primitive.
@@ -109,7 +109,7 @@ def stand_ins() -> Mapping[Any, Mapping[str, Callable[..., Any]]]:
 
 
 def plain_function(eqn: JaxprEqn, platform: str) -> Callable[..., Any] | None:
-    """Returns the function of arrays that an equation stands for, None if its primitive is JAX's.
+    """Returns an equation of our primitives as a function of arrays, None for JAX's primitives.
 
     Args:
         eqn: The equation.
@@ -129,10 +129,10 @@ def lowers_to_operand(primitive: Any, position: int) -> None:
 def lowers_by_platform(
     primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
 ) -> None:
-    """Lowers a primitive to what a function of arrays emits, on some platforms another one.
+    """Lowers a primitive as a function of arrays, with another function for some platforms.
 
     JAX lowers equal equations once per module, and inlines the function under the location of each
-    of them. Its key holds the mesh context, which tells the inside of a `shard_map` from outside.
+    equation. Its key includes the mesh context, which differs inside and outside a `shard_map`.
 
     Args:
         primitive: The primitive.
@@ -166,8 +166,8 @@ def lowers_by_platform(
 def lowers_to_row_major(primitive: Any) -> None:
     """Lowers a primitive of one operand to that operand, for one NVIDIA GPU in row-major layout.
 
-    `jax.export` refuses the call that asks XLA for a layout, and for several devices XLA gathers
-    what it is asked of: a float32 weight from its shards. Both do without it.
+    `jax.export` refuses the custom call for a layout, and for several devices XLA would gather its
+    operand, such as a float32 weight from its shards. Neither case uses the call.
     """
 
     def rule(ctx: Any, operand: Any) -> Any:
@@ -190,10 +190,10 @@ def lowers_to_row_major(primitive: Any) -> None:
 
 
 def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
-    """Makes checkpoint policies treat a primitive as the equation that it stands for.
+    """Makes checkpoint policies treat a primitive of ours as an equation of JAX.
 
-    A policy such as ``dots_saveable`` knows the primitives of JAX by name, and would compute again
-    what it means to save.
+    A policy such as ``dots_saveable`` knows the primitives of JAX by name, and would recompute our
+    products.
 
     Args:
         primitive: The primitive.

@@ -1,8 +1,8 @@
 """Which custom functions have one derivative rule: JAX wraps the rule anew at each call.
 
 A ResNet calls ``jax.nn.relu`` 49 times, and its jaxpr has 49 rules. Behind all of them is one
-function of JAX's library. What is not known here counts as itself alone, so that a new JAX makes
-rules differ, and never makes them the same.
+function of JAX's library. An unknown object is equal only to itself, so that a new JAX makes rules
+differ, and never makes them the same.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _AVAL: Any = jax.core.ShapedArray
 # Equal ones are the same to a rule.
 _DATA = type(None), str, bytes, type, CodeType, np.dtype, _AVAL, jax.tree_util.PyTreeDef
 
-# Classes of JAX's of which a rule holds one for each call, and which are no part of what it
-# computes: names for messages, where it was, and what became of its results.
+# Classes of JAX with a new instance for each call of a rule and no effect on its values: names for
+# messages, source locations, and records of its results.
 _OF_THE_CALL = frozenset(("DebugInfo", "Store", "EqualStore", "DynamicJaxprTrace"))
 
-# The variables of the wrapper in which JAX remembers what a rule has returned.
+# The variables of the wrapper in which JAX stores the results of a rule.
 _OF_A_MEMO = frozenset(("cells", "sentinel"))
 
 
@@ -67,7 +67,7 @@ def rule_key(rule: Any, own: list[Any]) -> Hashable:
     if isinstance(rule, private("jax.extend.linear_util.WrappedFun") or ()):
         return kind, rule_key((rule.f, rule.transforms, rule.params), own)
     if isinstance(rule, FunctionType) and rule.__code__.co_filename.startswith(_JAX):
-        # A function of the user's own is itself: what it closes over may change between its calls.
+        # A user's function is equal only to itself: its closure may change between calls.
         cells = [x for name, x in cells_of(rule).items() if name not in _OF_A_MEMO]
         return rule.__code__, rule_key((*cells, rule.__defaults__, rule.__kwdefaults__), own)
     own.append(rule)
@@ -75,7 +75,7 @@ def rule_key(rule: Any, own: list[Any]) -> Hashable:
 
 
 def cells_of(function: FunctionType) -> dict[str, Any]:
-    """Returns what a function closes over, by name; an empty cell as itself."""
+    """Returns the closure of a function by name; an empty cell as itself."""
     named = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: _content(cell) for name, cell in named}
 

@@ -1,4 +1,4 @@
-"""How many constants, carries and slices a scan has: JAX 0.11 says so in another way."""
+"""How many constants, carries and slices a scan has: JAX 0.11 changed the parameters."""
 
 from __future__ import annotations
 

@@ -17,14 +17,14 @@ from .private_names import private
 def trace_context() -> Hashable:
     """Returns the settings and axis names that a trace depends on, as `jax.jit` compares them.
 
-    Without JAX's own answer it equals nothing: what is made under it is made anew.
+    If JAX offers no key, the result is equal to nothing, so that nothing is reused.
     """
     context = private("jax._src.config.trace_context")
     return object() if context is None else context()
 
 
 def backends_are_set_up() -> bool:
-    """Returns whether a device was asked for, before which `jax.distributed` has to be set up."""
+    """Returns whether JAX has opened a backend; `jax.distributed` has to be set up before."""
     initialized = private("jax._src.xla_bridge.backends_are_initialized")
     return initialized is not None and initialized()
 
@@ -52,10 +52,10 @@ def default_precision() -> str | None:
 
 @contextlib.contextmanager
 def without_default_precision() -> Iterator[None]:
-    """What is traced inside has the precisions alone that the program asks for.
+    """Traces products without JAX's default precision, with the program's own precisions only.
 
-    JAX writes its default (the flag, or a context around the call) into each product, where nothing
-    tells it from what a user asks of this product.
+    JAX writes its default (the flag, or a context around the call) into each product, where it
+    looks the same as a precision of the user's.
     """
     around = default_precision()
     with _AROUND(around), jax.default_matmul_precision(None):
@@ -63,7 +63,7 @@ def without_default_precision() -> Iterator[None]:
 
 
 def with_default_precision() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context with the default around all that is traced, for what is not planned."""
+    """Returns a context with JAX's default precision, for equations without a plan."""
     around = None if _CONFIG.jax_default_matmul_precision else _AROUND.value
     return contextlib.nullcontext() if around is None else jax.default_matmul_precision(around)
 
@@ -91,9 +91,9 @@ _WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))
 
 
 def float64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which JAX makes what has 64 bits among these types.
+    """Returns a context in which JAX can make arrays of these types, 64 bits included.
 
-    A part of a program may have been traced in ``jax.enable_x64(True)``, and be bound outside.
+    Part of a program may have been traced in ``jax.enable_x64(True)``, and be bound outside.
 
     Args:
         avals: Types of operands and results.
@@ -104,12 +104,10 @@ def float64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
 
 
 def in_settings_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that makes float64 arrays if it did now, and asks for no precision.
+    """Returns a function with today's settings of x64 and kernels, and no default precision.
 
-    Kernels in it run in the compute dtype if they do now.
-
-    JAX calls a rule of a custom function when it differentiates, which may be much later. What the
-    rule itself asks of a product is a request; the flag is none.
+    JAX calls the rule of a custom function when it differentiates, which may be much later. A
+    precision in the rule itself is the user's; the flag is not.
     """
     enabled, kernel_dtype = has_float64(), KERNEL_DTYPE.value
 

@@ -1,7 +1,7 @@
 """Which values a program keeps for its backward pass: planned by a minimum cut, any jaxpr.
 
-choice.py    what the user asks for
-graph.py     a jaxpr as values and steps, and which of them a derivative reads
+choice.py    the user's choice of residuals
+graph.py     a jaxpr as values and steps, with the operands of each derivative
 cut.py       which values are kept, and which are computed again
 segments.py  which steps become one `jax.checkpoint`, and in which order all is emitted
 equal.py     which segments are one function

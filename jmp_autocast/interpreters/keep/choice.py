@@ -1,4 +1,4 @@
-"""What the user asks for: how much is kept, and where everything stays as it is."""
+"""The user's choice of residuals: how much is kept, and in which scopes nothing changes."""
 
 from __future__ import annotations
 
@@ -37,16 +37,16 @@ class ResidualChoice:
 
     @property
     def share(self) -> float:
-        """The share of the bytes that may be kept; 0 stands for as few as possible."""
+        """The share of the bytes that may be kept; 0 means as few as possible."""
         return 0.0 if isinstance(self.residuals, str) else self.residuals
 
     @property
     def loops_only(self) -> bool:
         """Whether only the bodies of loops are planned."""
-        # The measured rule. In a scan's body nothing but this pass can save: XLA sees two loops.
-        # Outside, XLA computes cheap things again by itself, and undoes what is emitted here: the
-        # TPU compiler made a ViT of it with the same 417 MB and 3.3 GB of traffic. Barriers that
-        # keep XLA from it raised both in each program tried (GPT: 4.6 to 7.0 GB, JAX 0.10.2).
+        # A measured rule. XLA sees two loops for a scan, so that only this pass can save memory in
+        # its body. Elsewhere XLA recomputes cheap ops by itself and undoes this pass: the TPU
+        # compiler gave a ViT the same 417 MB and 3.3 GB of traffic with and without. Barriers
+        # against that raised both in each program tried (GPT: 4.6 to 7.0 GB, JAX 0.10.2).
         return self.residuals == "auto"
 
     def excludes(self, scope: Sequence[str]) -> bool:
@@ -55,7 +55,7 @@ class ResidualChoice:
         Args:
             scope: The names of the enclosing scopes, outermost first.
         """
-        # `autocast` marks what it has rewritten by a scope of its own.
+        # `autocast` marks its results by a scope of its own.
         names = [name for name in scope if read_mark(name) is None]
         return any(match_depth(pattern, names) is not None for pattern in self.keep_scopes)
 
@@ -64,7 +64,7 @@ DECLARED = ResidualChoice("declared")
 
 
 def as_choice(residuals: Any, keep_scopes: Any = ()) -> ResidualChoice:
-    """Checks what a user asks for.
+    """Checks the arguments of `keep_less`.
 
     Args:
         residuals: ``"declared"``, ``"recompute"``, ``"auto"``, or a share from 0 to 1.
@@ -73,8 +73,8 @@ def as_choice(residuals: Any, keep_scopes: Any = ()) -> ResidualChoice:
     Raises:
         TypeError: ``residuals`` is neither a string nor a number, or ``keep_scopes`` no sequence of
             strings.
-        ValueError: There is no such word, the share is not from 0 to 1, or ``keep_scopes`` is given
-            where nothing is computed again anyway.
+        ValueError: ``residuals`` is another word, the share is not from 0 to 1, or ``keep_scopes``
+            is given although nothing is recomputed.
 
     Example:
         >>> as_choice(0.5, ["*/head"])

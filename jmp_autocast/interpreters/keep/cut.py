@@ -1,9 +1,9 @@
 """Which values are kept for the backward pass: a minimum cut.
 
-Each value is kept, at the cost of its bytes, or made again from values that must be had in turn.
-The cheapest choice is a minimum cut between what there is and what the derivatives read. Making
-again what a person would (the normalized values of a LayerNorm, the chain of a GELU, a softmax from
-its scores) falls out of it, without a rule for any of them.
+Each value is kept, at the cost of its bytes, or recomputed from values that must be available in
+turn. The cheapest choice is a minimum cut between the inputs and the operands of the derivatives.
+It recomputes the values that a person would (the normalized values of a LayerNorm, the chain of a
+GELU, a softmax from its scores) without a rule for any of them.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def cut_of(graph: Graph, share: float = 0.0) -> Cut:
     budget = share * least.declared_nbytes
     if least.nbytes >= budget:
         return least
-    # A price on every byte that is made again: the higher it is, the more is kept. What is not kept
-    # although it is read is among what is made again, so that at a price of 1 nothing is.
+    # A price on each recomputed byte: the higher it is, the more is kept. A value that a derivative
+    # reads is kept or recomputed, so that at a price of 1 nothing is recomputed.
     low, high, best = 0.0, 1.0, least
     for _ in range(_SEARCH):
         price = (low + high) / 2
@@ -87,16 +87,16 @@ def cut_of(graph: Graph, share: float = 0.0) -> Cut:
 class _Network:
     """The flow network of a graph: a pair of nodes for each value, joined by its cost.
 
-    What is read again behind a contraction, as the residual stream is, is not made again there:
-    layers would make it again as a chain of sums that grows with each of them. That it is kept for
-    all its readers, or made again for those before the contraction and not read behind it, is no
-    cut: a clause of three. There are a network that always keeps it, and one in which it costs its
-    bytes twice where both read it. Neither is the better for all programs: of a GPT at level
-    ``"o1"`` the first keeps 26.6 MB and the second 26.8, of a ResNet 8.9 and 7.9.
+    A value with consumers on both sides of a contraction, such as the residual stream, is not
+    recomputed behind it: the chain of sums would grow with each layer. The exact condition (kept
+    for all consumers, or recomputed before the contraction and unused behind it) cannot be
+    expressed as a cut: it is a constraint over three nodes. One network always keeps such a value;
+    the other counts its bytes twice. Neither is better for all programs: the first keeps 26.6 MB
+    of a GPT at level ``"o1"`` and the second 26.8, 8.9 and 7.9 MB of a ResNet.
 
     Args:
         graph: The graph.
-        strict: What is read behind a contraction is not made again.
+        strict: Values with consumers behind a contraction are always kept.
     """
 
     def __init__(self, graph: Graph, strict: bool) -> None:
@@ -106,7 +106,7 @@ class _Network:
         self.behind: dict[Value, int] = {}
         self.unit = max(1.0, sum(v.nbytes for v in self.values) / _TOTAL)
         self.wanted = {v: None for step in graph.steps for v in step.reads}
-        # What an opaque step reads JAX keeps as it is, and so it does in a scope left alone.
+        # JAX keeps the operands of an opaque step, and those of a scope that is left alone.
         self.forced = {v: None for s in graph.steps if s.kind is StepKind.OPAQUE for v in s.reads}
         self.fixed = _fixed(graph, strict)
         self.edges = self._edges(graph.steps)
@@ -126,21 +126,21 @@ class _Network:
         return edges
 
     def _cost(self, v: Value) -> int:
-        # What is in memory anyway costs next to nothing, but not nothing: of equal cuts the one
-        # with fewer arrays is meant.
+        # Values that are in memory anyway cost almost nothing, but more than 0: of two equal cuts,
+        # the one with fewer arrays is better.
         if v.role is Role.PARAM or (v.producer is None and v.is_stored):
             return 1
         return max(2, round(v.nbytes / self.unit))
 
     def _given(self, v: Value, step: Step) -> int:
-        """Returns the node from which a step makes its result again."""
+        """Returns the node from which a step recomputes its result."""
         if step.level == v.level or v in self.fixed or v.is_stored:
             return 2 * self.number[v] + 1
         # There it is kept, or not read, at a cost of its own.
         return self.behind.setdefault(v, 2 * len(self.values) + 2 + len(self.behind))
 
     def cut(self, price: float) -> Cut:
-        """Returns the minimum cut where a byte made again costs as much as ``price`` bytes kept."""
+        """Returns the minimum cut at a cost of ``price`` kept bytes for each recomputed byte."""
         # Here, so that programs without a plan of residuals do not wait for the import of scipy.
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
@@ -158,8 +158,8 @@ class _Network:
         capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up equal edges
         capacity.data = np.minimum(capacity.data, _INFINITE).astype(np.int32)
         flow = maximum_flow(capacity, self.source, self.sink).flow
-        # The nodes from which the sink is reached along edges that are not full. Of equal cuts that
-        # is the one nearest to the readers, in which least is made again.
+        # The nodes with a path of edges that are not full to the sink. Of equal cuts, this one is
+        # nearest to the consumers and recomputes least.
         residual = (capacity - flow).T.tocsr()
         residual.eliminate_zeros()
         needed = set(breadth_first_order(residual, self.sink, return_predecessors=False).tolist())
@@ -171,7 +171,7 @@ class _Network:
 
 
 def _fixed(graph: Graph, strict: bool) -> set[Value]:
-    """Returns the values that cannot be made again, and are kept where they are needed."""
+    """Returns the values that cannot be recomputed, and are kept if a derivative needs them."""
     fixed = set()
     for v in graph.values:
         step = v.producer
@@ -182,7 +182,7 @@ def _fixed(graph: Graph, strict: bool) -> set[Value]:
         ):
             fixed.add(v)
     for step in graph.steps:
-        # Even if it is not strict, a derivative behind a contraction keeps what it reads.
+        # Even if it is not strict, a derivative behind a contraction keeps its operands.
         read = step.values if strict else step.reads
         fixed |= {v for v in read if step.level > v.level and not v.is_stored}
     return fixed

@@ -38,15 +38,15 @@ from .segments import Unit, units_of
 
 mark_frames(__file__)
 
-# In the jaxpr only: what has this name is kept by the segment that it stands in.
+# In the jaxpr only: a segment keeps its values with this name.
 SAVED = "jmp_autocast_kept"
 
-# A policy of JAX is compared by identity where a checkpoint is cached: one object for all segments.
+# JAX's cache of checkpoints compares policies by identity: one object for all segments.
 _POLICY = jax.checkpoint_policies.save_only_these_names(SAVED)
 
 
 class _Atom(NamedTuple):
-    """An array where nothing is planned, and what it is to a backward pass."""
+    """An array and its role in the backward pass, where no plan is made."""
 
     array: Any
     role: Role
@@ -58,9 +58,9 @@ class Planned(NamedTuple):
     Args:
         graph: The jaxpr.
         cut: Which of its values are kept.
-        units: What is emitted, in order.
+        units: The units to emit, in order.
         scope: The names of the scopes around it.
-        times: How often it runs, the loops around it multiplied.
+        times: How often it runs: the product of the trip counts of the loops around it.
     """
 
     graph: Graph
@@ -71,7 +71,7 @@ class Planned(NamedTuple):
 
 
 class Site(NamedTuple):
-    """Where a jaxpr stands.
+    """The surroundings of a jaxpr.
 
     Args:
         scope: The names of the scopes around it.
@@ -88,7 +88,7 @@ class Emitter:
     """Emits a program with planned residuals: one instance per trace.
 
     Args:
-        choice: What the user asks for.
+        choice: The user's choice.
     """
 
     def __init__(self, choice: ResidualChoice) -> None:
@@ -104,7 +104,7 @@ class Emitter:
             is_param: Which of them are parameters.
 
         Returns:
-            The outputs: what the program computes without a plan.
+            The outputs, equal to those without a plan.
         """
         roles = [Role.PARAM if param else Role.STORED for param in is_param]
         return [x.array for x in self._run(closed, args, roles, Site())]
@@ -206,8 +206,8 @@ class Emitter:
         Args:
             step: The step.
             env: The arrays so far, to which its results are added.
-            site: Where the planned jaxpr stands.
-            names: What its names are instead of its own.
+            site: The surroundings of the planned jaxpr.
+            names: The name stack in place of the step's own.
         """
         roles = [_role(x) if isinstance(x, Value) else Role.PARAM for x in step.operands]
         stack = None if names is None else current_name_stack()
@@ -263,10 +263,10 @@ def _results(eqn: JaxprEqn, bound: Any) -> Sequence[Any]:
 
 
 def _is_entered(eqn: JaxprEqn) -> bool:
-    """Returns whether what an equation holds is planned.
+    """Returns whether the jaxpr in an equation is planned.
 
-    A user's own checkpoint says already what is kept, a ``while`` has no backward pass, and what
-    has a derivative or batching rule of its own is not ours to look into.
+    A user's own checkpoint already decides, a ``while`` has no backward pass, and a function with
+    a derivative or batching rule of its own is opaque.
     """
     name = eqn.primitive.name
     structure = STRUCTURES.get(name)

@@ -1,4 +1,4 @@
-"""A jaxpr as values and steps: what a derivative reads, and what may be computed again."""
+"""A jaxpr as values and steps: the operands of derivatives, and the values to recompute."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _OPAQUE: frozenset[str] = frozenset()
 
 
 class Role(enum.Enum):
-    """What an input of a jaxpr is to its backward pass."""
+    """The role of an input of a jaxpr in its backward pass."""
 
     PARAM = "param"
     """A parameter: in memory anyway, and so are its moves and casts."""
@@ -80,7 +80,7 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes; 0 for what is no plain array, such as a key."""
+        """Its bytes; 0 for a value that is no plain array, such as a key."""
         dtype = getattr(self.aval, "dtype", None)
         if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
             return 0
@@ -88,7 +88,7 @@ class Value:
 
     @property
     def is_stored(self) -> bool:
-        """Whether it is in memory anyway, or is made of what is by cheap steps."""
+        """Whether it is in memory anyway, or cheap to compute from values in memory."""
         if self.producer is None:
             return self.role is not Role.FRESH
         return self.producer.kind in (StepKind.LEAF, StepKind.FLOATING)
@@ -101,12 +101,12 @@ class Step:
     Args:
         eqn: The equation.
         around: The equations of the calls that were inlined, outermost first.
-        operands: What it reads, as `Value` or as a literal of the jaxpr.
+        operands: Its operands, as `Value` or as a literal of the jaxpr.
         index: Its place in program order.
-        kind: What becomes of it.
-        reads: The values that its derivative reads.
+        kind: Whether it may be recomputed.
+        reads: The operands of its derivative.
         level: The highest among its operands.
-        results: What it makes.
+        results: Its results.
         values: The operands that are no literals.
         rule: For a function with a rule of its own that is cheap, the jaxpr of its derivative.
     """
@@ -127,7 +127,7 @@ class Step:
 
     @property
     def words(self) -> frozenset[str]:
-        """What is known of its primitive."""
+        """The traits of its primitive."""
         words = BACKWARD.get(self.eqn.primitive.name, _OPAQUE)
         # A product that adds up nothing is a multiplication: MaxText's norms scale by an einsum.
         multiplies = "contracts" in words and reduction_depth(self.eqn) == 1
@@ -167,7 +167,7 @@ def has_order(eqn: JaxprEqn) -> bool:
 
 
 def assumed_elements(aval: Any) -> int:
-    """Returns the number of elements of an array; 1 for what has no shape."""
+    """Returns the number of elements of an array; 1 for a value without a shape."""
     return assumed_size(math.prod(getattr(aval, "shape", ())))
 
 
@@ -178,8 +178,8 @@ def graph_of(
 
     Args:
         jaxpr: The jaxpr, open or closed.
-        roles: What each of its inputs is to its backward pass.
-        excludes: Says of a scope that nothing in it is computed again.
+        roles: The role of each input in the backward pass.
+        excludes: Whether a scope is left alone: nothing in it is recomputed.
     """
     body = body_of(jaxpr)
     inputs = [
@@ -230,7 +230,7 @@ def _flatten(
 
 
 def _classify(step: Step, excludes: Callable[[tuple[str, ...]], bool]) -> None:
-    """Sets the kind and the level of a step, and what its derivative reads."""
+    """Sets the kind and the level of a step, and the operands of its derivative."""
     step.level = max((v.level for v in step.values), default=0)
     step.kind = _kind(step)
     if step.kind is not StepKind.LEAF and excludes(step.scope):
@@ -244,7 +244,7 @@ def _kind(step: Step) -> StepKind:
         return StepKind.OPAQUE
     if "contracts" in words:
         return StepKind.CONTRACTION
-    # `jax.checkpoint` gives what it saves to a `reduce_precision`, which takes no complex number.
+    # `jax.checkpoint` applies `reduce_precision` to saved values, which takes no complex number.
     if any(_is_complex(v.aval) for v in (*step.values, *eqn.outvars)):
         return StepKind.OPAQUE
     if "cheap" not in words:
@@ -253,8 +253,8 @@ def _kind(step: Step) -> StepKind:
             return StepKind.OPAQUE
     if not all(v.is_stored for v in step.values):
         return StepKind.CHEAP
-    # The cast or transpose of a parameter is as large as it, and made once. What grows (a scale
-    # that is broadcast to a whole batch, a mask made of an iota) is rather made where it is read.
+    # The cast or transpose of a parameter is as large as the parameter, and computed once. A value
+    # that grows (a scale broadcast to a batch, a mask from an iota) is recomputed at each consumer.
     made = sum(assumed_elements(v.aval) for v in eqn.outvars)
     given = sum(assumed_elements(v.aval) for v in step.values)
     from_params = all(v.role in (Role.PARAM, Role.SLICE) for v in step.values)
@@ -335,8 +335,8 @@ def _cheap_rule(eqn: JaxprEqn) -> Any:
 
 
 def _is_cheap(jaxpr: AnyJaxpr) -> bool:
-    # A function with a rule of its own is run here, and not differentiated: it is in the function
-    # whose rule was asked for, or in what that rule computes.
+    # A function with a rule of its own is run here, and not differentiated: it belongs to the
+    # function with the requested rule, or to that rule.
     return all(
         _is_cheap(called(eqn))
         if is_plain_call(eqn) or eqn.primitive.name == "custom_jvp_call"

@@ -1,8 +1,8 @@
 """Which steps become one `jax.checkpoint`, and in which order everything is emitted.
 
-A segment is a connected piece of cheap steps between contractions, with the contractions that read
-what it makes again: so that the result of a GELU itself is not kept. A contraction in a segment is
-never done twice, because nothing in a backward pass reads its result there.
+A segment is a connected piece of cheap steps between contractions, with the contractions that
+consume its recomputed values, so that the result of a GELU itself is not kept. A contraction in a
+segment is never done twice, because no derivative in the segment has its result as an operand.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ class Unit:
 
     Args:
         steps: The steps, in program order; those of a segment may be in other units, too.
-        inputs: What they read of the others' results.
-        outputs: What others read of their results. Those of a segment alone.
+        inputs: Their operands from other units.
+        outputs: Their results with consumers in other units; for segments only.
         saved: Results in a segment that are kept.
         is_segment: They become one `jax.checkpoint`.
     """
@@ -66,9 +66,9 @@ def _may_join(step: Step, cut: Cut) -> bool:
 
 def _gains(group: Sequence[Step], cut: Cut) -> bool:
     """Returns whether a piece keeps less as a segment than JAX keeps of its steps."""
-    # Of a step that is no product JAX keeps what it makes of the operand, and not the operand: a
-    # square keeps 2 x, an exponential its result. So a piece with such a step is a segment also
-    # where the cut makes nothing of it again (GPT scan on a TPU: 8 % fewer temporary bytes).
+    # For steps other than products, JAX keeps a function of the operand instead of the operand: a
+    # square keeps 2 x, an exponential its result. So a piece with such a step is a segment even if
+    # the cut recomputes nothing in it (GPT scan on a TPU: 8 % fewer temporary bytes).
     return any(
         not cut.recomputed.isdisjoint(step.reads)
         or (step.reads and not step.words & {"linear", "bilinear"})
@@ -97,7 +97,7 @@ def _connected(steps: Iterable[Step]) -> list[list[Step]]:
 
 
 def _segment(group: Sequence[Step], cut: Cut) -> Unit:
-    # What is made of stored values is made in the segment, so that the backward pass has it there.
+    # Functions of stored values are computed in the segment, for the backward pass.
     steps = set(group)
     todo = [v.producer for step in group for v in step.values]
     while todo:
@@ -115,7 +115,7 @@ def _segment(group: Sequence[Step], cut: Cut) -> Unit:
         tuple(ordered),
         tuple(inputs),
         tuple(v for step in group for v in step.results),
-        # What a contraction makes has a name of its own nowhere: it is read on the next level.
+        # The result of a contraction has a name nowhere: its consumers are on the next level.
         frozenset(v for v in made & cut.kept if v.level == group[0].level),
         is_segment=True,
     )
@@ -134,7 +134,7 @@ def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
             needed.update(unit.inputs)
         else:
             (step,) = unit.steps
-            # What a library marks a program with has no reader: K-FAC looks for its losses so.
+            # Marks of other libraries have no consumer: K-FAC finds its losses by them.
             stays = has_order(step.eqn) or step.kind is StepKind.OPAQUE
             if needed.isdisjoint(step.results) and not stays:
                 continue
