@@ -19,7 +19,7 @@ from .compat import JaxprEqn, scope_names
 AS_DECLARED = (mark(GOVERNED),)
 """The path of a jaxpr in which nothing is lowered, whatever the policy says."""
 
-# They say what happened to an equation, and nothing of its dtype.
+# Names that record a transformation and have no effect on the dtype.
 _OF_CALLS = (BECAUSE, CAST)
 
 PlansProduct: TypeAlias = Callable[..., Any]

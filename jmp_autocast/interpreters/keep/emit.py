@@ -248,7 +248,7 @@ class Emitter:
 
 
 def _role(v: Value) -> Role:
-    """Returns what a value is to the equation that reads it, if that holds a loop."""
+    """Returns the role of a value for a consumer with a loop in it."""
     if v.producer is not None and v.producer.kind is not StepKind.LEAF:
         return Role.FRESH
     return v.role
