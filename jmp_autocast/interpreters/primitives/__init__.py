@@ -1,1 +1,1 @@
-"""What is known of primitives, and the primitives of our own."""
+"""The traits of all primitives, and this package's own primitives."""

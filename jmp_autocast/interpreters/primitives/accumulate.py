@@ -1,10 +1,10 @@
-"""Contractions in 16 bits that hand out their float32 accumulator, in both directions.
+"""Contractions in 16 bits that return their float32 accumulator, in both directions.
 
-``preferred_element_type=float32`` does so going forward, but JAX's own transpose of it multiplies
-the float32 cotangent with a 16-bit operand: a matmul in float32. The gradient of a weight is then
-rounded to 16 bits all the same, because a weight's copy is 16 bits wide. The primitive here is
-closed under differentiation instead: it is linear in each of its two operands, and its transpose
-is again a contraction of two 16-bit operands, which hands out what the operand it belongs to asks.
+``preferred_element_type=float32`` returns it forward, but JAX's transpose of it multiplies the
+float32 cotangent with a 16-bit operand: a matmul in float32. The gradient of a weight is rounded to
+16 bits all the same, because the weight's copy is 16 bits wide. The primitive here is closed under
+differentiation: it is linear in each of its two operands, and its transpose is again a contraction
+of two 16-bit operands, in the dtype that the cotangent of the other operand needs.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def accumulating_contraction(
     out: Any,
     full: tuple[Any, Any] = (None, None),
 ) -> Any:
-    """Contracts two 16-bit arrays and returns the result in the dtype that is asked for.
+    """Contracts two 16-bit arrays and returns the result in a given dtype.
 
     In derivatives, too, both operands of every contraction are 16 bits wide, and cotangents are
     cast to that dtype. The derivative with respect to a 16-bit operand has its dtype.
@@ -118,8 +118,8 @@ def accumulating_contraction(
     of_own = low == out and is_lowered_by_us(primitive, (lhs, rhs), params)
     if low == out and not sources and not of_own:
         return bind_cached(primitive, operands, {**params, "preferred_element_type": low})
-    # In the jaxpr the result is declared in 16 bits, so that a transpose of it is again a
-    # contraction of 16-bit operands; `out` says what is returned.
+    # The jaxpr declares a 16-bit result, so that its transpose is again a contraction of 16-bit
+    # operands; `out` is the dtype of the equation's result.
     items = tuple({**params, "preferred_element_type": low}.items())
     return _contraction(primitive, items, out, sources)(*operands)
 
@@ -127,7 +127,7 @@ def accumulating_contraction(
 def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> bool:
     """Returns whether a matmul or convolution needs a form of its own on CPUs, in both directions.
 
-    The primitive then stands for it also where it hands out nothing but a rounded result.
+    The primitive then replaces it even if the result is rounded.
     """
     if primitive.name not in _CPU_FORMS:
         return False
@@ -136,10 +136,10 @@ def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, 
 
 
 def product_in_algorithm(params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
-    """Multiplies two float32 arrays in the algorithm that they ask for, in both directions.
+    """Multiplies two float32 arrays in the program's dot algorithm, in both directions.
 
-    The primitive stands for the product on all platforms, so that its lowering can tell CPUs, where
-    XLA ignores algorithms.
+    The primitive replaces the product on all platforms, so that its lowering can differ on CPUs,
+    where XLA ignores algorithms.
 
     Args:
         params: The parameters of the ``dot_general``.
@@ -192,10 +192,10 @@ def _contraction(
 #
 # accumulate(lhs, rhs, *rest, *sources; jaxpr, low, out, sources)
 #
-# `jaxpr` takes (lhs, rhs, *rest) in dtype `low`, where it is linear in `lhs` and in `rhs`: data
-# movement and one contraction. That JAX traces it again to transpose and to batch it is what
-# makes every contraction, and the shardings of all, work alike. The parameter `sources` holds the
-# positions of the factors whose derivative is that of one of the last operands.
+# `jaxpr` takes (lhs, rhs, *rest) in dtype `low` and is linear in `lhs` and in `rhs`: data movement
+# and one contraction. JAX traces it again to transpose and to batch it, so that all contractions
+# and shardings work alike. The parameter `sources` holds the positions of the factors that are
+# differentiated by one of the last operands instead.
 
 
 def _factor_of(
@@ -210,7 +210,7 @@ def _factor_of(
 
     Returns:
         The position of the factor that the operand differentiates (0 or 1), the other factor, and
-        the operands without a derivative; None where the result has no derivative by operand ``i``.
+        the operands without a derivative; None if the result does not depend on operand ``i``.
     """
     count = len(operands) - len(sources)
     if i < count and (i in sources or i > 1):
@@ -218,7 +218,7 @@ def _factor_of(
     at = sources[i - count] if i >= count else i
     other = operands[1 - at]
     if 1 - at in sources:
-        # A view, so that a second derivative reaches the source; what is saved is the copy.
+        # A view, so that a second derivative reaches the source; the residual is the copy.
         other = source_view(operands[count + sources.index(1 - at)], other)
     return at, other, operands[2:count]
 
@@ -383,7 +383,7 @@ def _widened_late(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) ->
 
 
 def _on_cpus(*operands: Any, low: np.dtype, **params: Any) -> Any:
-    """Has the contraction in float32, on several CPUs: XLA moves what the kernels' form fixes."""
+    """Contracts in float32 on several CPUs: XLA would undo the form of the kernels."""
     contract = _widened_late
     if low == FLOAT32:
         contract = _in_algorithm("the program runs on several devices")
@@ -391,7 +391,7 @@ def _on_cpus(*operands: Any, low: np.dtype, **params: Any) -> Any:
 
 
 def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any) -> Any:
-    """Has the contraction in the form that XLA:CPU's kernels take, where they exist."""
+    """Contracts in the form of XLA:CPU's kernels, if they exist."""
     kernels = cpu_kernels() if low in (_BFLOAT16, FLOAT32) else None
     contraction = contraction_of(jaxpr)
     exchanged = is_exchanged(body_of(jaxpr), contraction)
@@ -424,8 +424,8 @@ def _in_algorithm(lacks: str | None, exchanged: bool = False) -> Callable[..., A
     return contract
 
 
-# The forms that XLA:CPU has kernels for: from operands, parameters and dtype to the result, None
-# where an equation has none.
+# The forms of XLA:CPU's kernels: from operands, parameters and dtype to the result, None if no form
+# fits the equation.
 _CPU_FORMS: dict[str, Callable[..., Any]] = {
     "dot_general": matmul,
     "conv_general_dilated": convolution,
@@ -440,6 +440,6 @@ lowers_by_platform(
     cpu=_on_cpus,
     one_cpu=_on_one_cpu,
 )
-# For whom the kernels' form is none: XLA aborts at bfloat16 products without its barriers.
+# Shapes that the kernels' form rejects: XLA aborts at bfloat16 products without its barriers.
 stands_for(accumulate_p, default=_lowered, cpu=functools.partial(_lowered, contract=_widened))
 holds_contraction(accumulate_p)

@@ -1,11 +1,11 @@
 """Binding an ordinary primitive so that JAX differentiates equal ones once.
 
-Under ``grad`` JAX linearizes each primitive that is bound, by tracing its derivative. ``jnp``
-functions are jitted and inlined: their linearization is cached, and a transformer has some hundred
-different ones among thousands. Equations bound one by one had no such cache and took twice as long
-to trace, so they are bound through an inlined jit as well. It leaves no trace in the jaxpr.
+Under ``grad`` JAX linearizes each bound primitive by tracing its derivative. ``jnp`` functions are
+jitted and inlined: their linearization is cached, and a transformer has some hundred different ones
+among thousands. Equations bound one by one had no such cache and took twice as long to trace, so
+they are bound through an inlined jit as well. It leaves no trace in the jaxpr.
 
-Where nothing is differentiated the inlined jit is a detour: 18 microseconds a product, 8 without.
+Without differentiation the inlined jit is a detour: 18 microseconds a product, 8 without.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
         What ``primitive.bind`` returns.
     """
     if not any(isinstance(x, Tracer) for x in operands):
-        # JAX casts what is not traced with NumPy, which warns of the infinity that is meant.
+        # JAX casts concrete arrays with NumPy, which warns of intended infinities.
         with np.errstate(over="ignore"):
             return bind(primitive, operands, params)
     if primitive.name not in _CACHED or not any(map(is_derived, operands)):
@@ -45,8 +45,8 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
     # A scalar operand stays a literal in the jaxpr; as an argument of the inlined function it would
     # become an array constant.
     scalars = tuple((i, _Scalar(x)) for i, x in enumerate(operands) if isinstance(x, _SCALARS))
-    # JAX insists on a hash of the parameters of all that is cached here.
-    # A jaxpr says whether an axis is a number of NumPy, as `vmap` makes them; to Python both are 1.
+    # JAX's cache needs a hash of the parameters. Printed jaxprs distinguish an axis of NumPy's
+    # integer type, as `vmap` makes them, from Python's; their hashes are equal.
     kinds = tuple([type(x[0]) if type(x) is tuple and x else None for x in params.values()])
     function = _bound_primitive(primitive, tuple(params.items()), kinds, scalars)
     return function(*[x for x in operands if not isinstance(x, _SCALARS)])
@@ -72,7 +72,7 @@ def with_cached_derivative(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_derived(x: Any) -> bool:
-    """Whether JAX may be differentiating or mapping where a value is used."""
+    """Whether JAX may be differentiating or mapping at the current point."""
     return isinstance(x, Tracer) and not is_staged(x)
 
 

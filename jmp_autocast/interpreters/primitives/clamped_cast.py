@@ -21,9 +21,9 @@ def is_clamped(value: float | None, dtype: np.dtype) -> bool:
     """Returns whether a known value is finite, and beyond the largest bfloat16 number.
 
     Args:
-        value: The value, None where it is not known.
-        dtype: The dtype that it is cast to. float16 ends at 65,504, far from float32's masks: there
-            nothing is clamped.
+        value: The value, None if it is unknown.
+        dtype: The dtype of the cast. float16 ends at 65,504, far from float32's masks: casts to it
+            are not clamped.
     """
     return value is not None and dtype == _BFLOAT16 and _LARGEST < abs(value) < np.inf
 
@@ -47,7 +47,7 @@ def clamped(value: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def clamped_array(x: Any) -> Any:
-    """Casts an array to bfloat16; what is finite stays finite, and what is infinite, infinite.
+    """Casts an array to bfloat16; finite elements stay finite, and infinite ones infinite.
 
     Args:
         x: A float32 array of any shape, or a tracer.

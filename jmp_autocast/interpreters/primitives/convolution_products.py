@@ -19,7 +19,7 @@ def convolution_products(eqn: JaxprEqn) -> Any:
     """Returns how many products of two elements a ``conv_general_dilated`` sums.
 
     Args:
-        eqn: The equation. Where a size is a symbol, windows are counted as a whole.
+        eqn: The equation. With symbolic sizes, windows are counted as a whole.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     avals = (*eqn.invars[:2], eqn.outvars[0])

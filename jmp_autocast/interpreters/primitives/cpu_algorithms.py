@@ -62,14 +62,14 @@ def asks_for_algorithm(primitive: Any, operands: Sequence[Any], params: dict[str
 def in_algorithm(
     eqn: JaxprEqn, xs: Sequence[Any], lacks: str | None, *, exchanged: bool = False
 ) -> Any:
-    """Returns a float32 ``dot_general`` as the products of parts that its algorithm says.
+    """Returns a float32 ``dot_general`` as products of parts, according to its algorithm.
 
-    Where that is not possible it is multiplied in float32, and a warning says so.
+    If that is not possible it is multiplied in float32, with a warning.
 
     Args:
         eqn: Its equation.
         xs: Its operands.
-        lacks: Why nothing multiplies bfloat16 fast here; None where something does.
+        lacks: Why this machine has no fast bfloat16 products; None if it has them.
         exchanged: As for `cpu_products.product`.
     """
     algorithm = eqn.params["precision"]
@@ -107,7 +107,7 @@ def in_algorithm(
 
 
 def _products_of(algorithm: Any) -> int | None:
-    """Returns how many products an algorithm stands for, None where it is none of bfloat16."""
+    """Returns the number of bfloat16 products of an algorithm, None for another kind."""
     if isinstance(algorithm, _Preset):
         return _PRODUCTS.get(algorithm)
     types = (
@@ -128,6 +128,6 @@ def _parts(x: Any, count: int) -> list[Any]:
         # XLA may leave out a cast to bfloat16 and back, and the next part would be zero.
         high = lax.reduce_precision(x, 8, 7)
         parts.append(lax.convert_element_type(high, _BFLOAT16))
-        # What is left of infinity is NaN, where the product is infinite.
+        # The remainder of an infinite element is NaN, but the product is infinite.
         x = jnp.where(lax.is_finite(high), x - high, 0)
     return parts

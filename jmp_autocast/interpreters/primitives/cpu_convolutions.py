@@ -2,10 +2,10 @@
 
 XLA:CPU computes a bfloat16 convolution in float32. Windows of 1 x 1, and windows that are as large
 as their stride (the patches of a ViT), read each element once, and so do the gradients of such a
-kernel and image: a product in the form of `cpu_products`, without a copy of what is read. The
+kernel and image: a product in the form of `cpu_products`, without a copy of the operands. The
 gradient of any other kernel is one product for each position in the kernel: 1.8 to 3.6 times as
-fast as float32 for 3 x 3 (JAX 0.12, `benchmarks/cpu.py --forms`). Forwards XLA's float32 stays
-where windows overlap: gathering patches took as long as the products saved.
+fast as float32 for 3 x 3 (JAX 0.12, `benchmarks/cpu.py --forms`). Forward convolutions with
+overlapping windows stay XLA's float32 ones: gathering patches took as long as the products saved.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
         lhs: The images.
         rhs: The kernel.
         params: The parameters of the ``conv_general_dilated``.
-        dtype: What the product hands out: float32 or bfloat16.
+        dtype: The dtype of the result: float32 or bfloat16.
 
     Returns:
-        The convolution, of dtype ``dtype``; None where it has groups of features, or windows that
-        read elements which others read, and more results than a window has positions.
+        The convolution, of dtype ``dtype``; None if it has groups of features, or overlapping
+        windows and more results than a window has positions.
     """
     if params["feature_group_count"] > 1 or not can_be_arranged((lhs, rhs)):
         return None
@@ -82,7 +82,7 @@ def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     in_window, in_result = (inner_dims, outer_dims) if by_window else (outer_dims, inner_dims)
     summed = ((*(in_window[i] for i in spatial), moved[feature]), (*window_dims, in_feature))
     out = product(x, rhs, (summed, ((), ())), dtype)
-    # The rows of the product are what is left of the images, in their order.
+    # The rows of the product are the other dimensions of the images, in their order.
     out_batch, out_feature, *out_spatial = numbers.out_spec
     places = {moved[batch]: out_batch}
     places |= {in_result[i]: place for i, place in zip(spatial, out_spatial, strict=True)}
@@ -143,7 +143,7 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
 
 
 def _axes(lhs: Any, rhs: Any, params: dict[str, Any], by_window: bool) -> list[_Axis] | None:
-    """Returns how the spatial dimensions are read, None where an element is read twice."""
+    """Returns how windows cover the spatial dimensions, None if windows overlap."""
     numbers = params["dimension_numbers"]
     axes = []
     for k, (i, w) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], strict=True)):

@@ -1,11 +1,11 @@
-"""Matmuls of bfloat16 on CPUs, in the one form that XLA has fast kernels for whatever comes next.
+"""Matmuls of bfloat16 on CPUs, in the one form that always gets XLA's fast kernels.
 
 XLA:CPU hands a product to YNNPACK if the left operand's contracted dimension is its last one. The
 gradient of a weight is another form, and XLA makes others itself when it merges a transpose into a
 product. With a bfloat16 result such a product runs in a naive loop that adds up in bfloat16 (30
 times slower than float32, error 0.019 where 0.0017 is right, JAX 0.12); with a float32 result it
-aborts ("Unsupported element type for DotThunk::Execute", JAX 0.10 to 0.12). So an operand that
-stands otherwise is moved first, and barriers keep XLA from merging what comes before and after.
+aborts ("Unsupported element type for DotThunk::Execute", JAX 0.10 to 0.12). So an operand in
+another layout is transposed first, and barriers keep XLA from merging transposes into the product.
 `tests/rewrite/test_cpu_forms.py` holds the digits of each form, `benchmarks/cpu.py` times models.
 """
 
@@ -32,22 +32,22 @@ _ROWS = 2
 def product(
     lhs: Any, rhs: Any, dimension_numbers: Any, dtype: Any, *, exchanged: bool = False
 ) -> Any:
-    """Multiplies two bfloat16 arrays in the form that fast kernels take.
+    """Multiplies two bfloat16 arrays in the form of the fast kernels.
 
     Args:
         lhs: The left operand.
         rhs: The right operand.
         dimension_numbers: Those of `lax.dot_general`.
-        dtype: What the kernel hands out: float32, or bfloat16 where the backend has such a kernel.
-        exchanged: Whether what follows moves the dimensions of ``rhs`` before those of ``lhs``.
+        dtype: The dtype of the result: float32, or bfloat16 if the backend has such a kernel.
+        exchanged: Whether the consumer moves the dimensions of ``rhs`` before those of ``lhs``.
 
     Returns:
-        The product, as `lax.dot_general` has it, of dtype ``dtype``.
+        The product, in the layout of `lax.dot_general`, of dtype ``dtype``.
     """
     summed, batch = dimension_numbers
     summed = tuple(zip(*sorted(zip(*summed, strict=True)), strict=True))
     left, right = _Side.of(lhs, summed[0], batch[0]), _Side.of(rhs, summed[1], batch[1])
-    # Either operand can be the left one. What is copied costs, the result included.
+    # Either operand can be the left one. The cost is the copied elements, the result included.
     moved = left.rows.size * right.rows.size
     direct = left.copied_left + right.copied_right + moved * exchanged
     crossed = right.copied_left + left.copied_right + moved * (not exchanged)
@@ -112,7 +112,7 @@ class _Side(NamedTuple):
 
     @property
     def copied_right(self) -> int:
-        """How many elements are copied to make it the right operand, which may stand either way."""
+        """How many elements are copied to make it the right operand, in either layout."""
         return 0 if self.stands(self.batch, self.summed, self.rows) else self.copied_left
 
     def as_right(self) -> Any:
@@ -141,7 +141,7 @@ def _padded(x: Any, dimension: int) -> Any:
 def matmul(
     lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any, *, exchanged: bool = False
 ) -> Any:
-    """Returns a ``dot_general`` as `product`, None where nothing is summed or nothing can be moved.
+    """Returns a ``dot_general`` as `product`, None without a sum or if dimensions cannot be moved.
 
     Args:
         lhs: The left operand.
@@ -169,8 +169,8 @@ def is_outer(lhs: Any, params: dict[str, Any]) -> bool:
 def can_be_arranged(xs: Sequence[Any]) -> bool:
     """Returns whether the dimensions of the operands may be moved and merged.
 
-    Not where a type says how one is split over devices, which JAX cannot always say of the merged
-    one, nor where a size is a symbol.
+    They may not if the type has a sharding, which JAX cannot always infer for a merged dimension,
+    or a symbolic size.
     """
     sizes = [n for x in xs for n in x.shape]
     return all(isinstance(n, int) and n > 0 for n in sizes) and not any(map(_is_split, xs))

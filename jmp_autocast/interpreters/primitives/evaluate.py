@@ -1,7 +1,7 @@
 """The one loop that runs the equations of a jaxpr.
 
-Rewriting, measuring, tapping cotangents and lowering an accumulating contraction differ in what
-they do at an equation, and in what they keep of a value; both are the caller's.
+Rewriting, measuring, tapping cotangents and lowering an accumulating contraction differ in the step
+of an equation and in the data for a value; the caller passes both.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ def evaluate(
 
     Args:
         jaxpr: An open or closed jaxpr.
-        consts: What stands for each of its constants.
-        args: What stands for each of its inputs.
-        literal: Returns what stands for a literal of the jaxpr.
+        consts: The data for each of its constants.
+        args: The data for each of its inputs.
+        literal: Returns the data for a literal of the jaxpr.
         step: Takes the index of an equation, the equation and its operands; returns its results.
         context: Returns the context of an equation's step. By default the step runs in the scopes,
             at the source line and under the settings of the equation, so that errors, profiles
             and HLO metadata point at the user's program.
 
     Returns:
-        What stands for each output.
+        The data for each output.
     """
     body = body_of(jaxpr)
     env = dict(zip(body.constvars, consts, strict=True))
@@ -48,7 +48,7 @@ def evaluate(
         unused[i].append(v)
     for i, eqn in enumerate(body.eqns):
         with context(eqn):
-            # A literal, too: the context says whether JAX makes 64-bit numbers.
+            # Literals, too: the context decides whether JAX makes 64-bit numbers.
             operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
             results = step(i, eqn, operands)
         for v in unused[i]:
@@ -62,9 +62,9 @@ def evaluate(
 def as_function(
     closed: AnyJaxpr, around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext()
 ) -> Callable[..., list[Any]]:
-    """Returns the function of a closed jaxpr, each equation in the context that it was traced in.
+    """Returns the function of a closed jaxpr, each equation in the context of its trace.
 
-    JAX's own knows nothing of ``jax.enable_x64``, and computes in 32 bits what is 64 bits wide.
+    JAX's own function ignores ``jax.enable_x64``, and would run 64-bit equations in 32 bits.
 
     Args:
         closed: The closed jaxpr.

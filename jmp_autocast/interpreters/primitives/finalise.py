@@ -1,8 +1,8 @@
-"""`finalise`: a jaxpr without the primitives of this package, for who knows JAX's alone.
+"""`finalise`: a jaxpr without the primitives of this package, for interpreters of JAX's own.
 
-Our primitives say what JAX's cannot: that a gradient adds up in float32, that a matmul hands out
-its accumulator in both directions. Once nothing is differentiated or mapped any more, each is some
-operations of JAX, as which XLA gets it in any case.
+Our primitives express what JAX's cannot: that a gradient adds up in float32, that a matmul returns
+its accumulator in both directions. After differentiation and batching, each of them becomes the
+JAX operations of its lowering.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Finaliser:
 
     def _new(self, jaxpr: AnyJaxpr) -> Any:
         body, eqns = body_of(jaxpr), []
-        atoms: dict[Any, Any] = {}  # what stands for the results of our equations
+        atoms: dict[Any, Any] = {}  # the replacements of our equations' results
         for eqn in body.eqns:
             operands = _read(eqn.invars, atoms)
             if (function := plain_function(eqn, self._platform)) is None:

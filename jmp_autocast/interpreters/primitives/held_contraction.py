@@ -1,6 +1,6 @@
-"""Primitives of our own that stand for one contraction, which their parameter ``jaxpr`` holds.
+"""Primitives of our own for one contraction, which their parameter ``jaxpr`` holds.
 
-The jaxpr declares the dtype of a rounded result; the equation says in ``out`` which one it returns.
+The jaxpr declares the dtype of a rounded result; the parameter ``out`` is the returned dtype.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How much a kernel multiplies: what its author says, or what its own program shows."""
+"""The FLOPs of products in a kernel: its author's estimate, or a count over its own program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _KERNELS = frozenset(("pallas_call", "custom_partitioning", "composite", "core_m
 
 
 def kernel_flops(eqn: JaxprEqn) -> int:
-    """Returns the operations of the products in a kernel, 0 where nothing is known of it.
+    """Returns the FLOPs of the products in a kernel, 0 if they are unknown.
 
     Args:
         eqn: The equation of a kernel that keeps its declared dtypes.

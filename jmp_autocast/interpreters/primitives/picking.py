@@ -61,7 +61,7 @@ def _sliced(eqn: JaxprEqn) -> list[int]:
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Returns whether each element of a result is made of those at its place, or in its row."""
+    """Returns whether each element of a result depends only on elements in its row."""
     return passes_picks(eqn) or eqn.primitive.name == "broadcast_in_dim"
 
 
@@ -71,7 +71,7 @@ def passes_picks(eqn: JaxprEqn) -> bool:
 
 
 def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
-    """Picks what an array would give in the place of the operand of a gather.
+    """Applies a gather of single elements to another array.
 
     Args:
         eqn: An equation that picks single elements.
@@ -80,7 +80,7 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         indices: The indices of the equation.
 
     Returns:
-        An array of the shape of the result; None where the shapes do not fit.
+        An array of the shape of the result; None if the shapes do not fit.
     """
     whole = aval_of(eqn.invars[0]).shape
     if array.shape == whole:
@@ -168,9 +168,9 @@ def _gathered(x: Any, index: Any, *, axis: int, outside: float) -> Any:
 
 
 def _compared(x: Any, index: Any, *, axis: int, outside: float) -> Any:
-    # A TPU compares positions for a gather as well. Where the rows lie on 16 chips, and so does the
-    # vocabulary, XLA divides what is compared by rows, as its gradient, and a gather by vocabulary:
-    # it then exchanged 386 MB of the gradient (1.08 times the bytes on the wire).
+    # A TPU compares positions for a gather as well. With rows and vocabulary sharded over 16 chips,
+    # XLA shards the comparison by rows, as its gradient, but a gather by vocabulary: it then
+    # exchanged 386 MB of the gradient (1.08 times the bytes on the wire).
     if outside != 0:
         is_inside = (index >= 0) & (index <= _last(index, x.shape[axis]))
         x = jnp.where(is_inside, x, np.array(outside, x.dtype))
@@ -220,16 +220,16 @@ lowers_by_platform(pick_p, default=_gathered, tpu=_compared)
 
 
 def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:
-    """Picks one element of each row; its transpose compares positions, and scatters nothing.
+    """Picks one element of each row; its transpose compares positions instead of a scatter.
 
-    XLA's compiler for GPUs stores what a scatter makes: for the labels of 8 x 1024 tokens, 1.65 GB
-    of zeros, which it writes twice and reads twice. A comparison it computes where it is read.
+    XLA's compiler for GPUs stores the result of a scatter: for the labels of 8 x 1024 tokens,
+    1.65 GB of zeros, which it writes twice and reads twice. It fuses a comparison into the consumer.
 
     Args:
         x: A float array of any shape.
         index: Integers, of that shape but 1 along the axis.
-        axis: The axis along which a row lies.
-        outside: The result where an index is out of range. Nothing of it has a gradient.
+        axis: The axis of the rows.
+        outside: The result for indices out of range, without a gradient.
 
     Returns:
         An array of the shape of ``index``.
@@ -244,7 +244,7 @@ def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:
 
 
 def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
-    """Returns what a gather picks; one element of each row by `pick`, for its transpose.
+    """Returns the result of a gather; one element of each row by `pick`, for its transpose.
 
     Args:
         eqn: An equation that picks single elements.
@@ -252,7 +252,7 @@ def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         indices: Its indices.
     """
     numbers, shape = eqn.params["dimension_numbers"], array.shape
-    # What is broadcast by an operation, as a norm's deviation, has one element for all indices.
+    # An array that an op broadcasts, as a norm's deviation, has one element for all indices.
     is_whole = shape == aval_of(eqn.invars[0]).shape
     if len(numbers.start_index_map) != 1 or not is_whole:
         return picked_elements(eqn, array, indices)
@@ -264,7 +264,7 @@ def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     # one index.
     orders = (others, tuple(range(len(others))))
     is_single = indices.size == math.prod(row) and numbers.operand_batching_dims == others
-    # Where devices hold parts of a `shard_map`, JAX's own gather says on which its result varies.
+    # In a `shard_map`, JAX's own gather knows the mesh axes along which its result varies.
     is_mapped = any(map(varying_axes, (array, indices)))
     if not is_single or numbers.start_indices_batching_dims not in orders or is_mapped:
         return picked_elements(eqn, array, indices)

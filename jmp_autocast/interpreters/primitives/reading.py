@@ -1,4 +1,4 @@
-"""What the parameters of ordinary equations say: the only place that reads them by name."""
+"""Facts from the parameters of ordinary equations: the only module that knows their names."""
 
 from __future__ import annotations
 
@@ -20,10 +20,9 @@ _CONTRACTIONS = having("contracts")
 
 
 def asked_precision(eqn: JaxprEqn) -> Any:
-    """Returns the ``precision`` with which a user asks for more than the backend's default.
+    """Returns a ``precision`` above the backend's default, None without one.
 
-    None if none does. ``HIGH`` of one operand does, and so does a dot algorithm, which names the
-    dtypes that it multiplies in.
+    ``HIGH`` of one operand is above it, and so is a dot algorithm, which names its dtypes.
     """
     precision: Any = eqn.params.get("precision")
     # A `DotAlgorithm` is a tuple, too.
@@ -33,18 +32,18 @@ def asked_precision(eqn: JaxprEqn) -> Any:
 
 
 def without_request(eqn: JaxprEqn) -> dict[str, Any]:
-    """Returns the parameter that takes a precision that was asked for from a lowered product."""
-    # It was asked for float32 operands: an algorithm may not take others.
+    """Returns the parameter that removes the program's precision from a lowered product."""
+    # It was meant for float32 operands: an algorithm may not take others.
     return {} if asked_precision(eqn) is None else {"precision": None}
 
 
 def says_precision(eqn: JaxprEqn) -> bool:
-    """Returns whether a product says in which precision it is computed."""
+    """Returns whether a product has a precision of its own."""
     return eqn.params.get("precision") is not None
 
 
 def names_algorithm(eqn: JaxprEqn) -> bool:
-    """Returns whether a float32 product says in which algorithm it is computed."""
+    """Returns whether a float32 product has a dot algorithm."""
     return asks_for_algorithm(eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
 
 
@@ -56,8 +55,8 @@ def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:
         word: One of `policies.precisions.PRECISIONS`.
 
     Returns:
-        The parameter; None where the program has asked for a precision itself, and where the
-        primitive does not take the algorithm.
+        The parameter; None if the program has a precision of its own, or the primitive does not
+        take the algorithm.
     """
     asked = eqn.params.get("precision")
     if asked is not None and asked != (lax.Precision.DEFAULT, lax.Precision.DEFAULT):
@@ -69,7 +68,7 @@ def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:
 
 
 def preferred_dtype(eqn: JaxprEqn) -> np.dtype | None:
-    """Returns the ``preferred_element_type`` of an equation, None where it has none."""
+    """Returns the ``preferred_element_type`` of an equation, None without one."""
     preferred = eqn.params.get("preferred_element_type")
     return None if preferred is None else np.dtype(preferred)
 
@@ -190,7 +189,7 @@ def is_norm(eqn: JaxprEqn) -> bool:
 class SummedAxes(NamedTuple):
     """Over which dimensions of its factors a product, and those of its gradients, sum.
 
-    The last one of several; -1 where there is none.
+    The last one of several; -1 without one.
 
     Args:
         product: Of the left and of the right factor.
@@ -213,7 +212,7 @@ def summed_axes(eqn: JaxprEqn) -> SummedAxes:
         for rank, c, b in zip(ranks, contracting, batch, strict=True)
     ]
     lhs, rhs = ([-1, *dims][-1] for dims in contracting)
-    # A result has the dimensions of the batch first, then what is free on the left.
+    # A result has the batch dimensions first, then the free dimensions of the left operand.
     of_lhs = len(batch[0]) + len(free[0]) - 1
     return SummedAxes((lhs, rhs), (([-1, *free[1]][-1], -1), ([-1, *free[0]][-1], of_lhs)))
 
@@ -249,7 +248,7 @@ def reduction_depth(eqn: JaxprEqn) -> int:
 def summands(eqn: JaxprEqn) -> int:
     """Returns how many terms may be added up into one element of a result, at most.
 
-    As `reduction_depth`, also for windows, and for scatters, of which all may hit one element.
+    As `reduction_depth`, also for windows, and for scatters: all updates may hit one element.
     """
     if "window_dimensions" in eqn.params:
         return math.prod(eqn.params["window_dimensions"])
@@ -262,7 +261,7 @@ def flops(eqn: JaxprEqn) -> int:
     """Returns the floating point operations of one run of an equation.
 
     An estimate: two for each product that is summed, none with padding, one for each element that
-    is reduced or made, and what the usual algorithm takes for a factorization.
+    is reduced or computed, and the operations of the usual algorithm for a factorization.
     """
     eqn = contraction_in(eqn) or eqn
     if (algorithm := _LINEAR_ALGEBRA.get(eqn.primitive.name)) is not None:
@@ -284,8 +283,8 @@ def _tall(m: int, n: int, _: int) -> float:
     return 2 * m * n**2 - 2 * n**3 / 3
 
 
-# Of a matrix of m rows and n columns, m >= n; r is the number of right-hand sides. Golub and Van
-# Loan, Matrix Computations, 4th edition, chapters 3 to 8; with the vectors, where there are any.
+# For a matrix of m rows and n columns, m >= n; r is the number of right-hand sides. Golub and Van
+# Loan, Matrix Computations, 4th edition, chapters 3 to 8; with the vectors, if there are any.
 _LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
     "triangular_solve": lambda m, n, r: n**2 * r,
     "cholesky": lambda m, n, r: n**3 / 3,

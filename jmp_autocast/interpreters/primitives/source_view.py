@@ -39,7 +39,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return source_view_p.bind(*all_at_front(operands, dims)), 0
 
 
-# A primitive and not a `custom_jvp`, because it stands at each use of each parameter: it costs one
+# A primitive and not a `custom_jvp`, because each use of each parameter has one: it costs one
 # equation to trace, and it lowers to nothing.
 source_view_p: Any = define_primitive(
     "source_view",
@@ -83,8 +83,8 @@ def source_view(full: Any, low: Any) -> Any:
 def detached(x: Any) -> Any:
     """Returns an array without its derivative, in a program that is linear in it as well.
 
-    It is a view of a constant. `lax.stop_gradient` has no transpose, which JAX asks for where a
-    derivative rule of the user's own reads a tangent.
+    It is a view of a constant. `lax.stop_gradient` has no transpose, which JAX needs if a tangent
+    is an operand in a user's derivative rule.
 
     Args:
         x: An array.

@@ -36,18 +36,18 @@ class Body:
 
     Args:
         jaxpr: The jaxpr, open or closed.
-        operands: For each input of the jaxpr, the position of the equation's operand that it is,
-            is a slice of, or starts as.
+        operands: For each input of the jaxpr, the position of the equation's operand behind it: the
+            operand itself, its slices, or the initial value of a carry.
         results: For each output of the jaxpr, the position of the equation's result that it
-            becomes, None for an output that only steers (the predicate of a loop).
-        carries: Pairs (input, output) of the jaxpr: what an iteration returns is what the next one
-            takes. Empty for what runs once.
-        fixed: How many inputs at the front are the same in each iteration; all that are no carries
-            or slices.
-        repeats: How often the jaxpr runs when the equation runs once. For a ``while``, which
-            nobody knows, 1; for a ``scan`` over a symbolic length what `assumed_size` gives.
-        takes_copies_at: The position among its inputs where copies of the sources before it are
-            put in. Those of slices, which come after it, are put in last.
+            becomes, None for an output for control flow only (the predicate of a loop).
+        carries: Pairs (input, output) of the jaxpr: the output of one iteration is the input of the
+            next. Empty for a body that runs once.
+        fixed: How many inputs at the front are the same in each iteration: all but carries and
+            slices.
+        repeats: How often the jaxpr runs when the equation runs once. For a ``while``, whose count
+            is unknown, 1; for a ``scan`` over a symbolic length, `assumed_size`.
+        takes_copies_at: The position among its inputs at which copies of the sources before it are
+            inserted. Copies of slices, which come after it, are appended.
     """
 
     jaxpr: AnyJaxpr
@@ -93,10 +93,10 @@ class Structure:
         rebind: From an equation, its operands, the jaxprs that replace those of its bodies, and
             the copies that each of these takes, to operands and parameters for a new equation.
             None for a primitive that cannot be bound again with other jaxprs.
-        is_call: To run its one body on the operands gives the results.
-        isolates: No copy but a cast is handed in: the body has a trace, or parts, of its own.
+        is_call: Its results are those of its one body on its operands.
+        isolates: Only casts are passed in as copies: the body has a trace, or parts, of its own.
         has_rule: It has a derivative rule of the user's own.
-        runs_again: A backward pass runs its body again, as the user asked: a checkpoint.
+        runs_again: A backward pass runs its body again: a checkpoint.
     """
 
     bodies: Callable[[Any], tuple[Body, ...]]
@@ -114,7 +114,7 @@ _ORDINARY = Structure(lambda eqn: ())
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Returns what an equation holds, in the order of its plan; () for an ordinary equation.
+    """Returns the jaxprs in an equation, in the order of its plan; () for an ordinary equation.
 
     The scalar jaxprs of scatters and reductions do not count: they are data, like an enum.
 
@@ -138,7 +138,7 @@ def is_call(eqn: JaxprEqn) -> bool:
 
 
 def is_plain_call(eqn: JaxprEqn) -> bool:
-    """Returns whether the equations that a call holds may as well stand in its place."""
+    """Returns whether a call may be inlined."""
     name = eqn.primitive.name
     return name in ("closed_call", "core_call") or (name == "jit" and has_no_options(eqn.params))
 
@@ -149,7 +149,7 @@ def has_rule(eqn: JaxprEqn) -> bool:
 
 
 def runs_again(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation is a checkpoint: a backward pass runs what it holds again."""
+    """Returns whether an equation is a checkpoint: a backward pass runs its body again."""
     return _structure_of(eqn).runs_again
 
 
@@ -223,7 +223,7 @@ def _rebind_call(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Cop
     (jaxpr,), (more,) = jaxprs, copies
     # The new operands are copies of others: they have the same shardings, and are not donated.
     params = call_with_operands(eqn.params, [copy.operand for copy in more])
-    # A checkpoint takes an open jaxpr; ours has no constants, or `open_jaxpr` says so.
+    # A checkpoint takes an open jaxpr; ours has no constants, or `open_jaxpr` raises.
     params[_key(eqn)] = open_jaxpr(jaxpr) if runs_again(eqn) else jaxpr
     return [*operands, *(copy.array for copy in more)], params
 
@@ -269,7 +269,7 @@ STRUCTURES["cond"] = Structure(_cond_bodies, _rebind_cond)
 
 
 def _scan_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Inputs: constants, carries, slices of what is scanned. Outputs: carries, slices to stack."""
+    """Inputs: constants, carries, slices. Outputs: carries, slices to stack."""
     consts, count = scan_split(eqn.params)
     return (
         Body(
@@ -366,16 +366,16 @@ def shard_map_options(eqn: JaxprEqn, more: Sequence[int] = ()) -> dict[str, Any]
 
 
 def innermost_first(root: T, inside: Callable[[T], Sequence[T]]) -> list[tuple[T, int]]:
-    """Returns what is nested in something, each after all that is in it, and it itself last.
+    """Returns a tree in post-order: each node after its children, the root last.
 
-    No function calls itself here: what is nested more deeply than Python's stack is walked, too.
+    It does not recurse, so that trees deeper than Python's stack are walked, too.
 
     Args:
         root: A jaxpr, or the plan of one.
-        inside: What is in one of them.
+        inside: Returns the children of a node.
 
     Returns:
-        Pairs (what is nested, how many levels it has).
+        Pairs (node, its height).
     """
     levels: dict[int, int] = {}
     found: list[tuple[T, int]] = []
@@ -400,7 +400,7 @@ def equations_in(
     Args:
         jaxpr: An open or closed jaxpr.
         times: How often it runs.
-        inside: What is inside an equation.
+        inside: Returns the bodies of an equation.
     """
     for eqn in body_of(jaxpr).eqns:
         yield eqn, times

@@ -1,10 +1,9 @@
-"""What planning knows of each primitive besides its cast policy: one row per primitive.
+"""The traits of each primitive for planning, besides its cast policy: one row per primitive.
 
-A second table, `BACKWARD`, says what a backward pass reads of it, for `interpreters/keep`.
+A second table, `BACKWARD`, has the operands of its derivative, for `interpreters/keep`.
 
 A new primitive gets a row here and a policy in `policies/tables.py`; a test fails without either.
-A trait says what the primitive does to values. Which decision follows from it is said where the
-decision is made, in `interpreters/plan`.
+A trait describes the effect of the primitive on values. `interpreters/plan` decides by them.
 
 | trait | meaning |
 |---|---|
@@ -12,16 +11,16 @@ decision is made, in `interpreters/plan`.
 | affine | integers stay integers, up to a scale: positions made from positions |
 | rounds | rounding commutes with it: rounded operands give the rounded result |
 | clears | as `rounds`, and its transpose adds nothing up: 16-bit cotangents stay exact |
-| feeds | cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 reader |
+| feeds | cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 consumer |
 | sums | it adds up its operands element by element |
 | shifts | rounding an operand costs 2**-9 of that operand, which may be larger than the result |
-| chooses | the result is one of the operands, or says which of them is larger |
+| chooses | the result is one of the operands, or the result of a comparison |
 | snaps | it rounds to integers: half a unit in the last place becomes a whole one |
 | replicates | it broadcasts smaller operands: its transpose adds up cotangents of one element |
 | repeats | its result holds elements of operand 0, some of them repeatedly: so does its transpose |
 | damps | its slope is at most 1/4: a rounding error of its operand does not add up in a loop |
-| saturates | it flattens towards a limit: 16 bits round to the limit what float32 tells from it |
-| log0, div1 | it is infinite, or infinitely steep, where operand 0, or 1, has to keep its digits |
+| saturates | it flattens towards a limit: 16 bits round to the limit, float32 does not |
+| log0, div1 | infinite, or infinitely steep, near values at which operand 0, or 1, needs its digits |
 | redispatch | its update computation is a parameter with a fixed dtype: it is emitted anew |
 | first | its values are those of operand 0; the others are indices, padding, a copy of it |
 | whole | each element of operand 0 is in the result: both have one largest element |
@@ -29,10 +28,10 @@ decision is made, in `interpreters/plan`.
 | joins | its result holds the elements of all operands |
 | travels | its elements come from other devices |
 | same | it makes no value that its operands do not hold |
-| fuses | XLA computes it inside what reads it: its result is not stored for that |
+| fuses | XLA fuses it into its consumer: its result is not stored |
 | zeros | all elements of its result are zero; it has the derivative of its operand |
-| turns | a wave within [-1, 1]: of an angle it makes the factors of a rotation |
-| contracts | it multiplies and sums: what tensor cores are for |
+| turns | a wave within [-1, 1]: it makes the factors of a rotation from an angle |
+| contracts | it multiplies and sums: the work of tensor cores |
 """
 
 from __future__ import annotations
@@ -201,7 +200,7 @@ def having(trait: str) -> frozenset[str]:
     return frozenset(name for name, traits in TRAITS.items() if trait in traits)
 
 
-# --- what a backward pass reads ----------------------------------------------------------------
+# --- the operands of derivatives ---------------------------------------------------------------
 
 _BACKWARD_NAMES = frozenset(
     "cheap elementwise reduces contracts linear bilinear linear0 flat".split()
@@ -212,10 +211,10 @@ _BACKWARD_NAMES = frozenset(
 # | cheap | it costs no more than reading its operands: a backward pass may compute it again |
 # | elementwise | an element of its result depends on that element of each operand alone |
 # | reduces | its result may be much smaller than its operand: cheap to keep, so it is kept then |
-# | contracts | never computed again; what it reads may be |
+# | contracts | never computed again; its operands may be |
 # | linear | its derivative reads no float operand: that of a select, its predicate alone |
 # | bilinear | linear in operand 0 and in operand 1: the derivative by the one reads the other |
-# | linear0 | linear in operand 0 alone: where operand 1 has no derivative, only that is read |
+# | linear0 | linear in operand 0 alone: if operand 1 has no derivative, only that is read |
 # | flat | its derivative is zero |
 #
 # A float operand is read by every derivative that no word excuses.
@@ -224,8 +223,9 @@ _BACKWARD_ROWS: dict[str, str] = {
     source_view""": "cheap elementwise linear",
     """reshape transpose broadcast_in_dim broadcast_to squeeze slice concatenate stack split unstack
     tile pad rev""": "cheap linear",
-    # It sends what lies elsewhere again, but most say where an array lies already. MaxText has one
-    # behind each norm and activation: never made again, they were 90 of 1,713 MB (2 layers).
+    # It may move data between devices, but most only name a sharding that an array already has.
+    # MaxText has one behind each norm and activation: without recomputing, they were 90 of 1,713 MB
+    # (2 layers).
     "sharding_constraint": "cheap linear",
     "reduce_sum": "cheap linear reduces",
     "mul": "cheap elementwise bilinear",
