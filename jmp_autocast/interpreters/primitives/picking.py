@@ -223,7 +223,7 @@ def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:
     """Picks one element of each row; its transpose compares positions instead of a scatter.
 
     XLA's compiler for GPUs stores the result of a scatter: for the labels of 8 x 1024 tokens,
-    1.65 GB of zeros, which it writes twice and reads twice. It fuses a comparison into the consumer.
+    1.65 GB of zeros, which it writes and reads twice. It fuses a comparison into its consumer.
 
     Args:
         x: A float array of any shape.

@@ -20,7 +20,7 @@ A trait describes the effect of the primitive on values. `interpreters/plan` dec
 | repeats | its result holds elements of operand 0, some of them repeatedly: so does its transpose |
 | damps | its slope is at most 1/4: a rounding error of its operand does not add up in a loop |
 | saturates | it flattens towards a limit: 16 bits round to the limit, float32 does not |
-| log0, div1 | infinite, or infinitely steep, near values at which operand 0, or 1, needs its digits |
+| log0, div1 | infinite, or very steep, near values at which operand 0, or 1, needs its digits |
 | redispatch | its update computation is a parameter with a fixed dtype: it is emitted anew |
 | first | its values are those of operand 0; the others are indices, padding, a copy of it |
 | whole | each element of operand 0 is in the result: both have one largest element |
