@@ -1,1 +1,1 @@
-"""What a `Plan` says besides dtypes: where values come from, how they are read, who is told."""
+"""Analyses of a finished `Plan`: provenance of values, copies, stored inputs, warnings."""

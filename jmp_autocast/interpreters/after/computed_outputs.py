@@ -1,10 +1,10 @@
-"""The dtypes in which PyTorch would return what a program computes.
+"""The dtypes in which PyTorch would return the outputs of a program.
 
-Precision and type part ways in two places. What PyTorch does not list it computes in float32 and
-rounds to the dtype of the operands (an ELU, a variance, an arc tangent); rounding here as well
-would cost the readers digits. What it lists as float32 may stay in 16 bits where that loses
-nothing to its readers (a power before a matmul). So such a value keeps the dtype that serves its
-readers; in which other one a caller gets it who asks for the computed dtypes is found here.
+Precision and type differ in two cases. PyTorch computes unlisted ops in float32 and rounds the
+result to the dtype of the operands (an ELU, a variance, an arc tangent); rounding here as well
+would cost the consumers digits. Ops that it lists as float32 may stay in 16 bits if the consumers
+lose nothing (a power before a matmul). So such a value keeps the dtype that is best for its
+consumers, and this module finds the dtype for a caller with ``output_dtype="computed"``.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
 
 def computed_wants(planner: Planner, plan: Plan, wants: Sequence[Want]) -> list[Want]:
-    """Returns what to ask of the outputs of a program to get each as PyTorch would return it.
+    """Returns the requests for the outputs of a program in PyTorch's dtypes.
 
     Args:
-        planner: What planned the program.
+        planner: The planner of the program.
         plan: The plan of the program.
-        wants: What was asked of each output.
+        wants: The requests in the plan.
     """
-    # At level "tensor_cores" float32 is what was asked for, not what a list says.
+    # At level "tensor_cores" float32 is the user's choice, not a list's.
     if planner.policy.level == "tensor_cores":
         return list(wants)
     dtypes = _follow(planner, plan, [None] * len(plan.inputs))
@@ -111,14 +111,14 @@ def _torch_dtype(
     given: Sequence[_Other],
     compute_dtype: np.dtype,
 ) -> _Other:
-    """Returns the dtype in which PyTorch returns what an equation computes, None if in its own.
+    """Returns the dtype in which PyTorch returns the result of an equation, None if in its own.
 
     Args:
-        origin: Where the rule of the primitive is from, as `Region.rule_of` says.
+        origin: The origin of the primitive's rule, from `Region.rule_of`.
         eqn: The equation.
         plan: Its plan.
         given: The dtype of each operand in PyTorch, None for that of the plan.
-        compute_dtype: The compute dtype where the equation stands.
+        compute_dtype: The compute dtype at the equation.
     """
     name, code = eqn.primitive.name, plan.reason.code
     # JAX's own functions are known by the name of the function that they trace.

@@ -1,4 +1,4 @@
-"""What a jaxpr reads in few bits: a source by a copy made outside, a value by views if often."""
+"""Low-precision copies in a jaxpr: of sources, made outside; of values with many uses, as views."""
 
 from __future__ import annotations
 
@@ -60,12 +60,12 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
 def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: CopyKey) -> bool:
     """Returns whether a body takes a copy of its input from outside.
 
-    A call takes those in 16 bits inside a loop alone. Elsewhere the cast stays inside: a copy
-    handed to ``jax.checkpoint`` would be kept for the backward pass. Of its own copies a room says
-    it.
+    A call takes 16-bit copies only inside a loop. Elsewhere the cast stays inside: a copy that is
+    passed to ``jax.checkpoint`` would be kept for the backward pass. An extension decides about its
+    own copies.
     """
     if eqn.primitive.name in _LOOPS:
-        # What is stored in another form is handed in as it is stored, also in slices.
+        # A stored encoding is passed in as it is stored, also in slices.
         return i < body.fixed or (state.tag is not None and state.tag.gives(key))
     if state.loop_invariant or isinstance(key, np.dtype):
         return state.loop_invariant
@@ -103,7 +103,7 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
 def _reads(
     eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]
 ) -> Iterator[tuple[int, CopyKey]]:
-    """Yields pairs (operand, key): what an equation, or what it holds, reads its operands in."""
+    """Yields pairs (operand, key): the dtypes in which an equation, or its bodies, read operands."""
     yield from plan.copies
     by_copy = [k for k, _ in plan.copies]
     for k, dtype in enumerate(plan.operands):
@@ -113,7 +113,7 @@ def _reads(
 
 
 def _is_copy(root: Root, key: CopyKey) -> bool:
-    """Returns whether what is read of a value is a copy of its input in few bits, maybe moved."""
+    """Returns whether a value is read as a low-precision copy of its input, maybe moved."""
     if isinstance(key, np.dtype):
         return is_16_bit(key)
     return root.slices is not None and not (root.is_moved and key.when_moved == "anew")

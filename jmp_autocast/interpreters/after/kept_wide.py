@@ -1,8 +1,8 @@
-"""Which products and kernels stay in float32 unseen: whoever did not look at a plan is told.
+"""Warnings about products and kernels that stay in float32, for users who did not print a plan.
 
-A guard keeps some products for the sake of values. A request (``precision=HIGHEST``) keeps others:
-of a few the user knows, but a model of somebody else may ask for all of its own, so that autocast
-does nothing. A kernel keeps its dtypes.
+A guard keeps some products for the sake of values. A precision in the program
+(``precision=HIGHEST``) keeps others: the user knows of a few, but somebody else's model may set it
+for all its products, so that autocast does nothing. A kernel keeps its dtypes.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from .walk import Visit, equations_once, walk_plan
 _CONTRACTS = having("contracts")
 
 # A GPU multiplies float32 at a sixteenth of its 16-bit rate, so that 1 % of the FLOPs is a seventh
-# of the time. What is below a million FLOPs is done in microseconds at either rate.
+# of the time. Less than a million FLOPs take microseconds at either rate.
 LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
-# Of requests only those of a program of which they are most: umt5 of bonsai 0.1.0 asks for
-# HIGHEST at each of its products, and a Gaussian process on a network's features at some.
+# Precisions count only if most products of a program have one: umt5 of bonsai 0.1.0 sets HIGHEST
+# for each of its products, and a Gaussian process on a network's features for some.
 LEAST_SHARE_OF_REQUESTS = 0.5
 
 
 def is_guard(code: ReasonCode) -> bool:
-    """Returns whether a reason keeps float32 for the sake of values, and nobody asked for it."""
+    """Returns whether a reason keeps float32 for the sake of values, without a user's choice."""
     return code is ReasonCode.COORD or code is ReasonCode.LITERAL
 
 
@@ -44,7 +44,7 @@ def _is_guarded(eqn: JaxprEqn, plan: EquationPlan) -> bool:
 
 
 def _is_requested(eqn: JaxprEqn, plan: EquationPlan) -> bool:
-    # Who names a dot algorithm has chosen the dtypes that it multiplies in.
+    # A dot algorithm is a choice of dtypes.
     return plan.reason.code is ReasonCode.USER_PRECISION and not names_algorithm(eqn)
 
 
@@ -67,7 +67,7 @@ class GuardedProducts(KeptWide):
     """The matmuls and convolutions that guards, or requests, keep in float32."""
 
     def message(self, name: str, compute_dtype: Any) -> str:
-        """Returns what to tell the user: how many, which, why, and how to have it otherwise.
+        """Returns the warning: how many, which, why, and how to change it.
 
         Args:
             name: The name of the program.
@@ -88,18 +88,18 @@ class GuardedProducts(KeptWide):
 
 
 def guarded_products(plan: Plan) -> GuardedProducts | None:
-    """Returns the products that guards or requests keep in float32, where they are worth a word.
+    """Returns the products that guards or precisions keep in float32, if they matter.
 
     Args:
         plan: The plan of a whole program.
 
     Returns:
-        None where guards keep less than 1 % of the matmul and convolution FLOPs and requests less
-        than half, or less than a million in one call, or where their number is symbolic.
+        None if guards keep less than 1 % of the matmul and convolution FLOPs and precisions less
+        than half, or less than a million in one call, or if their number is symbolic.
     """
     once = [(eqn, own) for _, eqn, own in equations_once(plan) if eqn.primitive.name in _CONTRACTS]
     for keeps, least in ((_is_guarded, LEAST_SHARE), (_is_requested, LEAST_SHARE_OF_REQUESTS)):
-        # Without a walk where there is none: it goes into each call of one function.
+        # Checked without a walk, which visits each call of one function.
         if any(itertools.starmap(keeps, once)) and (found := _kept_by(keeps, plan, least)):
             return found
     return None
@@ -139,7 +139,7 @@ class WideKernels(KeptWide):
     """The kernels that keep float32."""
 
     def message(self, name: str, compute_dtype: Any) -> str:
-        """Returns what to tell the user.
+        """Returns the warning.
 
         Args:
             name: The name of the program.
@@ -156,13 +156,13 @@ class WideKernels(KeptWide):
 
 
 def wide_kernels(plan: Plan) -> WideKernels | None:
-    """Returns the kernels that keep float32, where they are worth a word.
+    """Returns the kernels that keep float32, if they matter.
 
     Args:
         plan: The plan of a whole program.
 
     Returns:
-        None where they are less than 1 % of the FLOPs of products, or less than a million.
+        None if they are less than 1 % of the FLOPs of products, or less than a million.
     """
     if not any(kernel_flops(eqn) > 0 for _, eqn, _ in equations_once(plan)):
         return None  # without a walk, which goes into each call of one function

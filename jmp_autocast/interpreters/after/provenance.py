@@ -1,7 +1,7 @@
-"""Where values come from: what is known of the inputs of a jaxpr, followed through its equations.
+"""Provenance of values: facts about the inputs of a jaxpr, propagated through its equations.
 
-What is followed differs: the visit that made a value, the input whose elements it holds, whether it
-is made of parameters alone. How it goes into bodies and comes out of them does not.
+The facts differ: the visit that produced a value, the input that it aliases, whether it depends on
+parameters alone. Their way into bodies and out of them is the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Root(NamedTuple):
 
     Args:
         input: The position of the input.
-        slices: Along how many of its first dimensions the value is a slice of it; None where it has
+        slices: Along how many of its first dimensions the value is a slice of it; None if it has
             other elements than a whole input, or slice.
         is_moved: The value's dimensions are not those of the input, or slice.
     """
@@ -37,7 +37,7 @@ class Root(NamedTuple):
         return self._replace(slices=slices)
 
     def moved(self, is_all: bool) -> Root:
-        """Returns what is made of the elements of the value, of all of them or of some."""
+        """Returns the alias after a move of all elements of the value, or of some."""
         return Root(self.input, self.slices if is_all else None, True)
 
 
@@ -62,12 +62,12 @@ def follow(
 
 
 def entering(body: Body, given: Sequence[V], made: V, casts: Sequence[Any] = ()) -> list[V]:
-    """Returns where each input of a body comes from.
+    """Returns the origin of each input of a body.
 
     Args:
-        body: One of the bodies that an equation holds.
-        given: Where each operand of the equation comes from.
-        made: Stands for the equation, which makes what it carries, and what it casts.
+        body: One of the bodies of an equation.
+        given: The origin of each operand of the equation.
+        made: The origin for the equation itself, the producer of its carries and casts.
         casts: The dtype that each operand is cast to, or None.
     """
     cast = {k for k, dtype in enumerate(casts) if dtype is not None}
@@ -76,12 +76,12 @@ def entering(body: Body, given: Sequence[V], made: V, casts: Sequence[Any] = ())
 
 
 def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> list[V]:
-    """Returns where each result of an equation with one body comes from.
+    """Returns the origin of each result of an equation with one body.
 
     Args:
         body: Its body.
-        outputs: Where each output of the body comes from, None for what the equation makes.
-        made: Stands for the equation, which also makes what it carries.
+        outputs: The origin of each output of the body, None for the equation itself.
+        made: The origin for the equation itself, the producer of its carries.
         count: The number of its results.
     """
     found, carried = [made] * count, {output for _, output in body.carries}

@@ -23,8 +23,8 @@ class Copied:
 
     Args:
         slices: Along how many of the source's first dimensions each slice is encoded by itself, one
-            for each iteration of a loop. None where the equation reads a part of the source, or a
-            shard: no encoding of the source is that of what is read.
+            for each iteration of a loop. None if the equation reads a part of the source, or a
+            shard, which has no encoding in common with the source.
     """
 
     slices: int | None = 0
@@ -42,16 +42,16 @@ _WHOLE = having("whole")
 
 
 def read_dtypes(plan: Plan) -> list[set[Read]]:
-    """Returns the dtypes in which a program reads each float32 input, where it moves it.
+    """Returns the dtypes in which a program reads each float32 input, moves followed.
 
-    ``demands`` asks what would serve the readers, and a comparison does well in either dtype. This
-    asks what happens: an input that is read in bfloat16 alone may be rounded to that before.
+    ``demands`` is the best dtype for the consumers, and a comparison may have either. This is the
+    dtype of each read: an input with bfloat16 reads only may be rounded beforehand.
 
     Args:
         plan: The plan of the program.
 
     Returns:
-        For each input, the dtypes, and `Copied` for an encoding; empty where nothing reads it.
+        For each input, the dtypes, and `Copied` for an encoding; empty for an unused input.
     """
     reads: list[set[Read]] = [set() for _ in plan.inputs]
     for roots in _follow(plan, [frozenset((Root(i),)) for i in range(len(reads))], reads):
@@ -93,7 +93,7 @@ def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
 def _cast(
     values: Sequence[Roots], casts: Sequence[np.dtype | None], reads: list[set[Read]]
 ) -> list[Roots]:
-    """Adds the casts of some values to the reads, and returns what the values are behind them."""
+    """Adds the casts of some values to the reads, and returns the values after the casts."""
     for roots, dtype in zip(values, casts, strict=True):
         if dtype is not None:
             _read(roots, dtype, reads)
@@ -117,7 +117,7 @@ def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     if plan.copies:
         # An activation is encoded as it is, too, but is stored nowhere.
         return None if any(k == i for i, _ in plan.copies) else FLOAT32
-    # As it is: in float32, but where the program rounds it itself.
+    # Unchanged: in float32, unless the program rounds it itself.
     target = cast_dtype(eqn)
     return plan.operands[k] or (target if target in COMPUTE_DTYPES else FLOAT32)
 
@@ -130,7 +130,7 @@ def _inside(
     results = [_NONE] * len(eqn.outvars)
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
         for i in body.carried:
-            # What a loop carries is another value in the next iteration.
+            # A carry is another value in the next iteration.
             _read(given[body.operands[i]], FLOAT32, reads)
         inside = entering(body, given, _NONE)
         for i in range(body.takes_copies_at, len(inside)):

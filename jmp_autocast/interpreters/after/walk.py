@@ -27,10 +27,10 @@ class Visit:
         scope: The names of the enclosing scopes, outermost first.
         depth: The number of loops, branches and calls around it.
         times: How often it runs in one call of the program; a ``while`` counts once.
-        origins: Where each operand comes from, also across the boundaries of calls and loops.
-        inner: How many visits are inside it; they follow it. Known when the walk has left it.
-        returned: Where the outputs of its inside come from: for each result of the equation, an
-            origin for each body that makes it. Known when the walk has left it.
+        origins: The origin of each operand, also across the boundaries of calls and loops.
+        inner: How many visits are inside it; they follow it. Set when the walk has left it.
+        returned: The origins of its bodies' outputs: for each result of the equation, an origin for
+            each body that computes it. Set when the walk has left it.
     """
 
     index: int
@@ -47,13 +47,13 @@ class Visit:
 def walk_plan(plan: Plan, inputs: Sequence[Origin] | None = None) -> list[Visit]:
     """Returns the equations of a plan in program order; those inside an equation follow it.
 
-    What a call or a loop reads or stacks was made by the visit outside or inside; what a loop
-    carries, or the branches of a ``cond`` return, has several makers and counts as made by the
-    visit of the loop or ``cond``.
+    The operands and stacked results of a call or a loop have a visit outside or inside as their
+    producer; the carry of a loop and the result of a ``cond`` have several producers, and the loop
+    or ``cond`` counts as the producer.
 
     Args:
         plan: The plan of the whole program.
-        inputs: Where each of its inputs comes from, such as its path in the arguments.
+        inputs: The origin of each of its inputs, such as its path in the arguments.
     """
     return walk_with_outputs(plan, inputs)[0]
 
@@ -78,11 +78,11 @@ def equations_once(
 ) -> Iterator[tuple[Plan, JaxprEqn, EquationPlan]]:
     """Yields each equation with its plan and that of its jaxpr, those inside one before it.
 
-    A body that is called twice is gone into once: no walk, but for whoever asks what there is.
+    A body that is called twice is visited once, unlike in `walk_plan`.
 
     Args:
         plan: The plan of a program.
-        seen: The ids of the bodies that were gone into.
+        seen: The ids of the bodies visited so far.
     """
     seen = set() if seen is None else seen
     seen.add(id(plan))
@@ -94,11 +94,11 @@ def equations_once(
 
 
 def behind(visits: Sequence[Visit], origin: Origin, names: Set[str]) -> Origin:
-    """Returns where a value comes from before equations that hand on their first operand.
+    """Returns the origin of a value before equations that pass on their first operand.
 
     Args:
-        visits: What `walk_plan` returns.
-        origin: Where the value comes from.
+        visits: The result of `walk_plan`.
+        origin: The origin of the value.
         names: The primitives of such equations.
     """
     while isinstance(origin, int) and visits[origin].eqn.primitive.name in names:

@@ -1,12 +1,12 @@
-"""Calls between a value and the elements that are picked of it are replaced by what they hold.
+"""Inlines calls between a value and the elements that are picked from it.
 
 A cross entropy reads one log-probability a row. The picked element of ``logits - max - log(sum)``
-is that of ``logits``, less the maximum and the logarithm of its row: so it is picked first and
-computed then. A TPU stores the operand of a gather: 1.65 GB of float32 log-probabilities for
-8 x 1024 tokens of a vocabulary of 50,257, half of what the step of a GPT of two layers takes.
+is that of ``logits``, less the maximum and the logarithm of its row: so it is picked first, then
+computed. A TPU stores the operand of a gather: 1.65 GB of float32 log-probabilities for 8 x 1024
+tokens of a vocabulary of 50,257, half of the memory of a step of a GPT with two layers.
 
-Here the equations come into one jaxpr. Which of them are in float32, and so which elements are
-picked first, the plan says: `rewrite/picked_first.py`.
+This pass brings the equations into one jaxpr. The plan decides which of them are in float32, and so
+which elements are picked first: `rewrite/picked_first.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ..regions import RegionOf
 
 
 def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
-    """Returns a jaxpr in which no call stands between picked elements and what they are made of.
+    """Returns a jaxpr without calls between picked elements and the value behind them.
 
     Args:
         jaxpr: An open or closed jaxpr; those in it are prepared.
@@ -53,7 +53,7 @@ def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
 
 
 def _is_open(eqn: JaxprEqn) -> bool:
-    """Whether the equations of a call can stand in its place."""
+    """Whether a call can be inlined."""
     return is_plain_call(eqn) and not eqn.effects and not consts_of(bodies(eqn)[0].jaxpr)
 
 
@@ -62,9 +62,9 @@ def _called(eqn: JaxprEqn) -> Any:
 
 
 def _picked_through(calls: dict[int, Any]) -> set[int]:
-    """Returns the calls in which elements are picked of what is made outside.
+    """Returns the calls in which elements are picked from an outer value.
 
-    What is picked outside of the call has to be there, and its gradient with it.
+    A value that is picked outside of the call has to exist there, and its gradient with it.
     """
     reached: dict[int, bool] = {}
     found = set()
@@ -114,8 +114,8 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
             continue
         inner = _called(eqn)
         inside = dict(zip(inner.invars, operands, strict=True))
-        # A rule of the user's may close over the variables, so they stay what they are: those of
-        # the call, and those in it where they stand here once.
+        # A user's rule may close over the variables, so they are kept: those of the call, and
+        # those in its body if it is inlined once.
         for out, v in zip(eqn.outvars, inner.outvars, strict=True):
             if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
                 inside[v] = out

@@ -51,7 +51,7 @@ def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
 
 
 def _number(eqn: JaxprEqn, policy: Policy) -> int | None:
-    """Returns which factor is a number, where the other is a float and the result is as that."""
+    """Returns the factor that is a cast integer if the other is a float with the result's type."""
     dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
     for i in (0, 1):
         of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]

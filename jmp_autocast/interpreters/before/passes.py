@@ -30,7 +30,7 @@ class Preparation:
         self._prepared: dict[tuple[int, tuple[str, ...]], tuple[Any, Any]] = {}
 
     def __call__(self, jaxpr: AnyJaxpr, path: tuple[str, ...] = ()) -> Any:
-        """Returns a jaxpr as it is planned, and itself where no pass changes it or one in it.
+        """Returns the jaxpr to plan, the same object if no pass changes it or its bodies.
 
         A jaxpr that is called 96 times in equal scopes is prepared once, and stays one object.
 
@@ -40,7 +40,7 @@ class Preparation:
         """
         key = id(jaxpr), path
         if key not in self._prepared:
-            # Kept alive with what it became, or another jaxpr could get its id.
+            # Kept alive with its result, or another jaxpr could get its id.
             self._prepared[key] = jaxpr, self._run(jaxpr, path)
         return self._prepared[key][1]
 

@@ -1,12 +1,12 @@
-"""What rules of the user's own close over: converted to values of the running program.
+"""Re-binds tracers captured by user-defined derivative rules to values of the rewritten program.
 
-A rule of a custom function is Python, which JAX calls when it differentiates or maps. Where the
-plain function runs outside of `jit`, it may close over any value of the function around it, as
-implicit differentiation does. `autocast` has traced that function, so that the rule holds a tracer
-of a trace that is over. Its variable says which value of the rewritten program it stands for.
+A rule of a custom function is Python, which JAX calls when it differentiates or maps. Outside of
+`jit`, the plain rule may close over any value of the enclosing function, as implicit
+differentiation does. `autocast` has traced that function, so that the rule holds a tracer of a
+trace that is over. The tracer's variable identifies the value of the rewritten program.
 
-A rule is looked at, and nothing behind it: what a function that it calls closes over is not found,
-and JAX raises the error that it raises under `jit`.
+Only the rule's own closure is searched: a tracer in the closure of a function that the rule calls
+is not found, and JAX raises the error that it raises under `jit`.
 """
 
 from __future__ import annotations
@@ -127,19 +127,18 @@ class ClosedOver:
 
 @dataclasses.dataclass(eq=False)
 class KeepsValues:
-    """What the rules that we rebuild close over.
+    """The closures of rebuilt rules.
 
-    An `autocast` around the one that has rebuilt a rule finds in it the arrays that this one keeps.
+    An outer `autocast` finds the arrays of a rule that an inner one has rebuilt here.
     """
 
     closed_over: ClosedOver = dataclasses.field(default_factory=ClosedOver, init=False)
 
 
 def _leaves_of(rule: Any) -> Iterator[Any]:
-    """Yields the leaves of what a rule holds itself: cells, defaults, bound arguments, its object.
+    """Yields the leaves in a rule's own cells, defaults, bound arguments and object.
 
-    Of the object that a method is bound to the leaves, if it is a pytree, and no attributes: they
-    are deeper.
+    The object of a bound method is searched if it is a pytree, but not its attributes.
     """
     rule = inspect.unwrap(rule)
     if isinstance(rule, functools.partial):

@@ -42,7 +42,7 @@ mark_frames(__file__)
 
 
 def _primal(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable[..., Any]:
-    """The rewritten function itself: JAX makes a jaxpr of it where it needs one."""
+    """The rewritten function itself: JAX makes a jaxpr of it when it needs one."""
     inner, closed = plan.inner[0], called(eqn)
     check_immutable(closed, _declared_avals(eqn.invars))
 
@@ -118,8 +118,8 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
     traced: dict[Any, Any] = {}
 
     def rule(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
-        # A tangent that is a symbolic zero stays one: a rule with `symbolic_zeros` tells it from
-        # zeros.
+        # A symbolically zero tangent stays one: a rule with `symbolic_zeros` distinguishes it from
+        # an array of zeros.
         pairs = enumerate(zip(tangents, avals, strict=True))
         moving = [i for i, (t, a) in pairs if type(t) is not SymbolicZero and _has_tangent(a)]
 
@@ -140,7 +140,7 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
 
 
 class _Static:
-    """A pytree without leaves: carries what the backward rule knows besides its residuals."""
+    """A pytree without leaves: the static data of the backward rule, besides its residuals."""
 
     def __init__(self, value: Any) -> None:
         self.value = value

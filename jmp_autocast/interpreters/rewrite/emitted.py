@@ -16,7 +16,7 @@ mark_frames(__file__)
 
 
 def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
-    """Calls a function in place of an equation, and checks what it returned.
+    """Calls a function in place of an equation, and checks its results.
 
     Args:
         eqn: The equation.
@@ -39,7 +39,7 @@ def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[
         for x, value, v in zip(read(read_so, operands), operands, eqn.invars, strict=True)
     ]
     copies = [operands[i].copy(key) for i, key in action.copies]
-    # In the ambient trace, so that JAX differentiates, maps and shards what the function does.
+    # In the ambient trace, so that JAX differentiates, maps and shards the function's equations.
     out = action.function(*arrays, *copies)
     results = list(out) if isinstance(out, tuple | list) else [out]
     expected = [

@@ -1,4 +1,4 @@
-"""What a rewritten jaxpr cannot take: values that a trace may change, other than refs."""
+"""Inputs that a rewritten jaxpr cannot take: values that a trace may change, other than refs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..compat import AnyJaxpr, function_name, may_change
 def check_immutable(closed: AnyJaxpr, avals: Sequence[Any]) -> None:
     """Raises for an input that JAX lets a trace change, such as a hijax variable of Flax.
 
-    Its type alone does not say what it holds, so that no jaxpr can be traced for the type.
+    Its type alone does not describe its contents, so that no jaxpr can be traced for the type.
 
     Args:
         closed: The jaxpr inside an equation.

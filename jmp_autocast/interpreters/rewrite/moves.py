@@ -35,8 +35,8 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
         Its results.
     """
     results = arrays = [value.array for value in operands]
-    # The move of a cast number or bool is the cast itself, to whatever dtype the reader asks for;
-    # any other is a change of weak type, of a value that is in another dtype.
+    # The move of a cast integer or bool is the cast itself, to the dtype of the request; any other
+    # is a change of weak type, for a value in another dtype.
     if cast_dtype(eqn) in (None, plan.results[0].dtype):
         results = bind_cached(eqn.primitive, arrays, eqn.params)
         results = results if eqn.primitive.multiple_results else [results]

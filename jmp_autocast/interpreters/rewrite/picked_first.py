@@ -1,10 +1,10 @@
-"""Elements that are picked of a float32 value: picked first, and computed then.
+"""Elements that are picked from a float32 value: picked first, then computed.
 
-They are computed by the equations that compute the value, in the dtypes that the plan gives them:
-from the last one back to what is in 16 bits, of which they are picked. The result has the value of
-that, and the derivative of picking from the float32 value. So the cotangent meets in float32 those
-of the other readers: in a softmax the label's logit has the gradient ``p - 1``, which two 16-bit
-terms do not give: at p = 0.999 bfloat16 makes it 0.
+They are computed by the equations of the float32 value, in the dtypes of the plan, from elements
+that are picked from its 16-bit operand. The result has that value, and the derivative of picking
+from the float32 value, so that its cotangent is added in float32 to those of the other consumers:
+in a softmax the label's logit has the gradient ``p - 1``, which two 16-bit terms lose: at p = 0.999
+it is 0 in bfloat16.
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ _Planned: TypeAlias = tuple[Any, EquationPlan]
 
 
 def picked_first(plan: Plan) -> Plan:
-    """Returns a plan in which single elements of float32 values are computed of picked ones.
+    """Returns a plan in which picked elements of float32 values are computed from picked operands.
 
     Args:
-        plan: The plan of a jaxpr; returned as it is where nothing is picked.
+        plan: The plan of a jaxpr; returned as it is if nothing is picked.
     """
     places = {k for k, eqn in enumerate(plan.jaxpr.eqns) if picks(eqn) and _is_lowered(plan, k)}
     return _Picking(plan, places).planned() if places else plan
 
 
 def _is_lowered(plan: Plan, k: int) -> bool:
-    """Whether an equation picks of a float32 value, and something is lowered where it stands."""
+    """Whether an equation picks from a float32 value in a region with lowered equations."""
     eqn, of = plan.jaxpr.eqns[k], plan.equations[k]
     is_bound = isinstance(of.action, Keep | Bind) and of.reason.code is not ReasonCode.SCOPE
-    # Who names explicit mesh axes says where each result lies; XLA divides all others itself.
+    # With explicit mesh axes, the program gives the sharding of each result; otherwise XLA does.
     is_sharded = any(any(aval_of(v).sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
     return is_bound and not is_sharded and _is_float32(of)
 
@@ -79,7 +79,7 @@ class _Picking:
         self._states.update(zip(plan.jaxpr.constvars, plan.consts, strict=True))
         self._makers: dict[Any, _Planned] = {}
         self._made: list[_Planned] = []
-        # What is picked in 16 bits, and what its readers in float32 read in its place.
+        # Values that are picked in 16 bits, and their replacements for float32 consumers.
         self._narrow: set[Any] = set()
         self._rounded: dict[Any, Any] = {}
         for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
@@ -142,7 +142,7 @@ class _Picking:
         dtype: np.dtype | None = None,
         broadcast: Any = None,
     ) -> Any:
-        """Returns the variable of what is picked of a value, or of one that is broadcast first."""
+        """Returns the variable of elements picked from a value, or from its broadcast."""
 
         def picked(array: Any, indices: Any) -> Any:
             array = detached(array)
@@ -167,15 +167,15 @@ class _Picking:
     # --- roundings that XLA keeps ---------------------------------------------------------------
 
     def _round(self, variables: Sequence[Any], eqn: JaxprEqn, of: EquationPlan) -> None:
-        """Adds the float32 copies of values in 16 bits of which elements are picked.
+        """Adds the float32 copies of 16-bit values with picked elements.
 
-        XLA leaves out a rounding that is followed by a cast back. Where elements of the 16-bit
-        array are picked, and the whole of it is read in float32, the two would then differ: the
-        loss of a label that is certain was -0.05 on a CPU.
+        XLA leaves out a rounding that is followed by a cast back. The picked elements of the 16-bit
+        array would then differ from the float32 copy of the whole: the loss of a certain label was
+        -0.05 on a CPU.
 
         Args:
-            variables: The values, which are there now.
-            eqn: An equation in whose scopes they are read.
+            variables: The values that exist at this point.
+            eqn: A consumer, whose scopes the copies get.
             of: Its plan.
         """
         for v in self._narrow.intersection(variables):

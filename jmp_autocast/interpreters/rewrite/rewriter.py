@@ -90,14 +90,14 @@ def rewrites(*names: str) -> Callable[[RewritingRule], RewritingRule]:
 
 
 class Plans(Protocol):
-    """What the rewriter needs of the planner.
+    """The planner's interface for the rewriter.
 
     Attributes:
         prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
         plan: Plans a prepared jaxpr; see `Planner.plan`.
         anew: Makes a planner of the same options.
-        key: What the plans of such a planner follow from beside their questions; None where they
-            follow from more, as from a function.
+        key: The options as a hashable key for caches of plans; None if they hold more, such as a
+            function.
     """
 
     prepare: Callable[..., Any]
@@ -111,10 +111,10 @@ class Rewriter(KeepsValues):
     """Emits planned jaxprs: one instance per trace.
 
     Args:
-        planner: Plans the derivative rules of custom functions, which come into being only when JAX
+        planner: Plans the derivative rules of custom functions, which exist only once JAX
             differentiates the rewritten program.
-        planned: Is called with each such plan before it is emitted; None where nobody looks.
-        label: Returns the scope name that what is emitted for a plan stands in; None for none.
+        planned: Called with each such plan before it is emitted; None for no callback.
+        label: Returns the scope name for the equations emitted for a plan; None for none.
     """
 
     planner: Plans
@@ -147,11 +147,11 @@ class Rewriter(KeepsValues):
         Args:
             plan: The plan.
             consts: The jaxpr's constants.
-            args: Its arguments, in the dtypes that the plan's inputs say.
+            args: Its arguments, in the dtypes of the plan's inputs.
             copies: Copies of arguments that were made outside, by (argument, key).
 
         Returns:
-            The outputs, in the dtypes that the plan's outputs say.
+            The outputs, in the dtypes of the plan's outputs.
         """
         # Each use of a source reads a view of its own; `Value` remembers the one copy behind them.
         given = list(map(Value.of, args, plan.inputs))
@@ -196,7 +196,7 @@ class Rewriter(KeepsValues):
             return self.emit_equation(eqn, plan, operands)
 
     def _opened(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-        """Emits what a call holds, so that JAX looks at each result of it."""
+        """Emits the body of a call, so that JAX checks each of its results."""
         if plan.inner:
             return self._inlined(eqn, plan, operands)
         results = as_function(called(eqn), _checked)(*read(plan, operands))
@@ -230,12 +230,12 @@ class Rewriter(KeepsValues):
         return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
 
     def _inlined(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Any]:
-        """Emits the equations of a call in its place, and returns what it returns as values."""
+        """Emits the equations of a call inline, and returns its results as values."""
         (inner,), (body,) = plan.inner, bodies(eqn)
         pairs = zip(operands, plan.operands, inner.inputs, strict=True)
         given = [x if d is None else Value.of(x.read(d), state) for x, d, state in pairs]
         outputs = self._evaluate(inner, consts_of(body.jaxpr), given)
-        # A result is an array, also where the call returns a literal.
+        # A result is an array, even if the call returns a literal.
         return [
             x
             if d is None and isinstance(x, Value)
@@ -282,8 +282,8 @@ class Rewriter(KeepsValues):
         params = {**eqn.params, **action.params} if action.params else eqn.params
         ours = is_lowered_by_us(eqn.primitive, arrays, params)
         if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
-            # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. What the
-            # program itself declares in bfloat16 is left alone.
+            # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. Products
+            # that the program itself declares in bfloat16 are left alone.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         if asks_for_algorithm(eqn.primitive, arrays, params):
@@ -310,7 +310,7 @@ class Rewriter(KeepsValues):
     def _entered(self, eqn: JaxprEqn, plan: EquationPlan) -> EquationPlan:
         """Returns the plan of an equation with plans of its bodies.
 
-        Where an inner `autocast` governs there are none: nothing in them changes but their rules.
+        In a region of an inner `autocast` there are none: only derivative rules change in it.
         """
         if isinstance(plan.action, Inside):
             return plan
@@ -323,7 +323,7 @@ class Rewriter(KeepsValues):
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
 
     def looks_at(self, eqn: JaxprEqn) -> bool:
-        """Returns whether a rule of an equation is looked into, where nothing in it changes too."""
+        """Returns whether the rules of an equation are rewritten even if its body is unchanged."""
         reported = self.planned is not None and has_rule(eqn)
         return reported or self.closed_over.by(eqn)
 
@@ -340,9 +340,9 @@ class Rewriter(KeepsValues):
         """
         key = (id(plan), tuple(copies))
         if key not in self.memo:
-            # Traced for the dtypes of the plan, not for those that the program declares. The mesh
-            # axes and shardings of the declared types stay, and where the dtype does, its weakness:
-            # JAX 0.10 gives the gradient of a scan's operand the type that the body declares.
+            # Traced for the dtypes of the plan, not for the declared ones. The mesh axes and
+            # shardings of the declared types stay, and so does the weak type of an unchanged dtype:
+            # JAX 0.10 gives the gradient of a scan's operand the declared type of the body.
             avals = [
                 v.aval
                 if s.dtype is None or s.dtype == aval_of(v).dtype
@@ -366,15 +366,15 @@ class Rewriter(KeepsValues):
     def run(
         self, closed: AnyJaxpr, args: Sequence[Any], wants: Sequence[Any], of: Plan
     ) -> list[Any]:
-        """Plans and emits a rule of the user's own, which came into being while rewriting.
+        """Plans and emits a user's derivative rule, which was traced during rewriting.
 
         Args:
             closed: The rule's jaxpr, traced in declared dtypes.
-            args: Its arguments, in the dtypes they have.
-            wants: What is asked of each output.
-            of: The plan of the function that the rule belongs to, whose scope is the rule's. The
-                function may have nothing to lower where its rule has: a product of 8-bit integers,
-                or a kernel, whose backward pass is written in JAX.
+            args: Its arguments, in their current dtypes.
+            wants: The requests for its outputs.
+            of: The plan of the function with the rule, in the rule's scope. The function may have
+                nothing to lower although its rule has: a product of 8-bit integers, or a kernel
+                with a backward pass in JAX.
         """
         closed = self.planner.prepare(self.closed_over.live(closed), of.path)
         variables = body_of(closed).invars
@@ -413,7 +413,7 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
 def _stored(
     eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], keys: Sequence[CopyKey]
 ) -> Value:
-    """Returns the array that an equation makes of what is stored, with that as its copies."""
+    """Returns the result of an equation on a stored encoding, with the encoding as its copies."""
     arrays = [value.array for value in operands]
     made = Value.of(bind(eqn.primitive, arrays, eqn.params), plan.results[0])
     made.copies |= dict(zip(keys, arrays, strict=True))

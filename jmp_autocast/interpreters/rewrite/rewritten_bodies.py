@@ -1,12 +1,12 @@
-"""The jaxprs that an equation holds, rewritten: in which order they are made, and which are kept.
+"""The rewritten bodies of an equation: the order of rewriting, and a cache.
 
-**Order.** A body is made while JAX traces the one around it, which takes some 19 frames of Python a
-level. Where calls are nested deeply, the innermost are made first, so that each finds those inside
-it.
+**Order.** A body is rewritten while JAX traces the one around it, which takes some 19 frames of
+Python a level. Deeply nested calls are rewritten innermost first, so that each finds the results
+for the calls inside it.
 
-**Kept.** Outside ``jit`` JAX compiles a call, or a loop, once for each jaxpr, by its identity. It
-traces `jax.nn.relu` once, and would compile what is made of that at each call of `autocast`: 60 to
-670 ms. So equal questions about one jaxpr have one answer there, in later calls as well.
+**Cache.** Outside ``jit`` JAX compiles a call, or a loop, once for each jaxpr, by its identity. It
+traces `jax.nn.relu` once, and would compile the rewritten jaxpr at each call of `autocast`: 60 to
+670 ms. So the rewritten jaxpr for one plan is cached across calls.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ _DEEP = 16
 
 
 class MakesJaxprs(Protocol):
-    """What is needed of the rewriter.
+    """The rewriter's interface for bodies.
 
     Attributes:
         planner: Plans derivative rules; `anew` makes one like it, for equal questions.
         planned: As for `Rewriter`.
         label: As for `Rewriter`.
-        known_copies: The copies of the plans that were looked at.
+        known_copies: The copies of the plans so far.
     """
 
     planner: Any
@@ -65,7 +65,7 @@ def rewritten_bodies(
         For each body its jaxpr and pairs (input, key).
     """
     copied = handed_in(eqn, plan, rewriter.known_copies)
-    # What is emitted may have to say why, also where nothing changes.
+    # With a label, even unchanged equations get a scope.
     is_watched = rewriter.looks_at(eqn) or rewriter.label is not None
     is_entered = is_watched or runs_again(eqn)
     is_run = arrays is not None and not any(map(is_staged, arrays))

@@ -1,7 +1,8 @@
 """Higher-order primitives, emitted around their rewritten bodies.
 
-One rule serves all that `structure.py` can bind again with other jaxprs. The others have a rule of
-their own, here or, where a derivative or batching rule is the user's, in `derivative_rules.py`.
+One rule serves all primitives that `structure.py` can bind again with other jaxprs. The others have
+a rule of their own, here or, for functions with a user's derivative or batching rule, in
+`derivative_rules.py`.
 """
 
 from __future__ import annotations

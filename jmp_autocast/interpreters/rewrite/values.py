@@ -28,16 +28,16 @@ REPEATS = having("repeats")
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """A value of the running program, and the casts of it that were asked for.
+    """A value of the running program, and its casts so far.
 
     Args:
         array: The value in the dtype that it was computed in.
         source: Its 16-bit reads are views, which keep its gradient in float32. A source that is no
             tracer has no gradient, and its casts are done at trace time.
         move: Makes a copy by moving the operand's; None to cast or encode the value itself.
-        known: The value of every element, where it is known at trace time.
+        known: The value of every element, if it is known at trace time.
         const_range: The range of a constant's elements, None for anything else.
-        tag: What another room knows of it.
+        tag: The data of an extension.
         meets_in_float32: The cotangents of its reads are added up in float32, though it was
             computed in a narrower dtype.
     """
@@ -53,18 +53,18 @@ class Value:
 
     @classmethod
     def of(cls, array: Any, state: ValueState) -> Value:
-        """Returns the value of an array of which planning knows something.
+        """Returns the value of an array with the facts of planning.
 
         Args:
             array: The value in the dtype that it was computed in.
-            state: What is known of it.
+            state: The facts about it.
         """
         known, const_range = state.known_value, state.const_range
         source = state.keeps_gradient
         return cls(array, source, known=known, const_range=const_range, tag=state.tag)
 
     def is_read_often(self) -> None:
-        """Makes the reads in 16 bits of what was computed views, as those of a source are."""
+        """Makes the 16-bit copies of a computed value views, as those of a source are."""
         self.source = True
         self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
@@ -74,8 +74,8 @@ class Value:
             if not self.meets_in_float32:
                 return self.array
             return source_view(self.copy(FLOAT32), self.array)
-        # What is computed needs no view: its cotangents meet in the dtype in which it was computed.
-        # Nor does what is read wider than it is.
+        # A computed value needs no view: its cotangents are added in the dtype in which it was
+        # computed. Nor does a value with wider copies only.
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
         return source_view(self.array, low) if self.source and is_rounded else low
 
@@ -107,7 +107,7 @@ class Value:
         if self.array.dtype == key:
             return self.array
         if key not in self.copies:
-            # From 0.12 JAX casts what is not traced with NumPy, which warns of an infinity.
+            # From 0.12 JAX casts concrete arrays with NumPy, which warns of an infinity.
             is_traced = isinstance(self.array, Tracer)
             quiet = contextlib.nullcontext() if is_traced else np.errstate(over="ignore")
             with quiet, without_nan_checks():
@@ -122,11 +122,11 @@ class Value:
 
     @contextlib.contextmanager
     def _where_made(self) -> Iterator[None]:
-        """Where the copies are made: of a source that is no tracer, while the program is traced.
+        """The context of the copies: a source that is no tracer is copied at trace time.
 
-        And under the value's own mesh, empty for an array that was made outside of meshes: its
-        first consumer may stand under another one. `x.at[i].get(out_sharding=...)` of an explicitly
-        sharded array runs under automatic axes.
+        The mesh is the value's own, empty for an array from outside of meshes, because its first
+        consumer may be under another one: `x.at[i].get(out_sharding=...)` of an explicitly sharded
+        array runs under automatic axes.
         """
         mesh = jax.typeof(self.array).sharding.mesh
         with contextlib.ExitStack() as contexts:
@@ -168,7 +168,7 @@ class Scalar:
 
 
 def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
-    """Returns the operands of an equation in the dtypes that its plan says."""
+    """Returns the operands of an equation in the dtypes of its plan."""
     return [value.read(dtype) for value, dtype in zip(operands, plan.operands, strict=True)]
 
 
