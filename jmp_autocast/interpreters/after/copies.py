@@ -103,7 +103,7 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
 def _reads(
     eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]
 ) -> Iterator[tuple[int, CopyKey]]:
-    """Yields pairs (operand, key): the dtypes in which an equation, or its bodies, read operands."""
+    """Yields pairs (operand, key): dtypes in which an equation, or its bodies, read operands."""
     yield from plan.copies
     by_copy = [k for k, _ in plan.copies]
     for k, dtype in enumerate(plan.operands):
