@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...policies import MOST_THAT_CANNOT_PAY
+from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
@@ -49,6 +49,7 @@ class Need(enum.IntFlag):
         FACTOR: A product of many steps, or of all elements.
         SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
         PRODUCT: A matmul or a convolution.
+        LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
         CANCELS: A difference of products: digits cancel.
         ADDED: A sum of two values of its size: see `marks`.
         EXPANDED: A sum with squares: a distance or a variance, multiplied out.
@@ -73,6 +74,7 @@ class Need(enum.IntFlag):
     RANKED = enum.auto()
     NEIGHBOR = enum.auto()
     BEYOND_SUMS = enum.auto()
+    LEADS = enum.auto()
 
 
 NOTHING = Need(0)
@@ -87,6 +89,10 @@ _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
 _CHEAP = having("feeds") | having("rounds")
 _SUMS = having("sums")
+# Quotients and powers promote as their operands say.
+_PROMOTES = frozenset(
+    name for name in _ALL if DEFAULT_RULES.get(name, CastPolicy.PROMOTE) is CastPolicy.PROMOTE
+) | {"div", "integer_pow"}
 _MOVES = having("moves")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
@@ -289,6 +295,13 @@ ROWS = (
         lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:2],
         _CHEAP,
         "what a product reads is read in 16 bits",
+    ),
+    Row(
+        Need.LEADS,
+        _CONTRACTS,
+        lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:2],
+        _CHEAP | _PROMOTES | having("moves"),
+        "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
     ),
     Row(
         Need.CANCELS,
