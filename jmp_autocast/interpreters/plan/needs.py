@@ -89,10 +89,13 @@ _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
 _CHEAP = having("feeds") | having("rounds")
 _SUMS = having("sums")
-# Quotients and powers promote as their operands say.
-_PROMOTES = frozenset(
-    name for name in _ALL if DEFAULT_RULES.get(name, CastPolicy.PROMOTE) is CastPolicy.PROMOTE
-) | {"div", "integer_pow"}
+_SNAPS = having("snaps")
+_COMPARES = frozenset(("lt", "le", "gt", "ge"))
+_RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
+# Elementwise operations that promote (quotients and powers do as their operands say), and moves.
+_LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
+_LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
+_LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
 _MOVES = having("moves")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
@@ -106,7 +109,6 @@ _DECOMPOSES = frozenset(
     tridiagonal tridiagonal_solve custom_linear_solve
     """.split()
 )
-_RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
 
 
 class At(NamedTuple):
@@ -203,9 +205,6 @@ def _chained(at: At) -> Sequence[Any]:
     return () if a is b else at.eqn.invars[:2]
 
 
-_COMPARES = frozenset(("lt", "le", "gt", "ge"))
-
-
 def _ranked(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
@@ -300,8 +299,9 @@ ROWS = (
         Need.LEADS,
         _CONTRACTS,
         lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:2],
-        _CHEAP | _PROMOTES | having("moves"),
+        _LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
+        stops=casts_to_integer,
     ),
     Row(
         Need.CANCELS,
@@ -363,8 +363,6 @@ ROWS = (
         "a product of its elements",
     ),
 )
-
-_SNAPS = having("snaps")
 
 
 def _becomes_whole(eqn: JaxprEqn) -> bool:

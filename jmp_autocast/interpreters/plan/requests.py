@@ -29,10 +29,8 @@ _CONTRACTS = having("contracts")
 _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
-_ROUNDS = having("rounds")
 _SATURATES = having("saturates")
 _SUMS = having("sums")
-_WRITES = frozenset(("scatter",))
 _NO_WISH = Want()
 
 
@@ -76,19 +74,6 @@ class Maker(NamedTuple):
 
 
 # --- who asks, in this order ----------------------------------------------------------------
-
-
-def _leads_to_no_product(it: Maker) -> Want | None:
-    """A value is computed in 16 bits only between products; moves and choices keep their dtype.
-
-    So does what the program declares in 16 bits.
-    """
-    moves = it.name in _CONTRACTS | _MOVES | _ROUNDS | _WRITES
-    is_declared = is_16_bit(aval_of(it.at.eqn.outvars[0]).dtype)
-    is_promoted = it.is_low and it.plan.reason.code is ReasonCode.PROMOTE_LOW
-    if is_promoted and not moves and not is_declared and not it.need & Need.LEADS:
-        return it.asks(Demand.FULL, "no product")
-    return None
 
 
 def _by_need(it: Maker) -> Want | None:
@@ -227,14 +212,6 @@ REFUSES: tuple[Callable[[Maker, Want], bool], ...] = (
 Requests = Mapping[int, tuple[Want, ...]]
 
 
-def _asked(it: Maker) -> Want | None:
-    """Returns what is asked of an equation and not refused."""
-    if (want := _leads_to_no_product(it)) is not None:
-        return want
-    want = next((w for ask in ASKS if (w := ask(it)) is not None), None)
-    return None if want is None or any([refuses(it, want) for refuses in REFUSES]) else want
-
-
 class Found(NamedTuple):
     """What a sweep found.
 
@@ -297,7 +274,8 @@ def find_requests(
             state = plan.results[0]
             if state.dtype is not None and state.source is None:
                 it = Maker(places[i], plan, readers.of(eqn.outvars[0]))
-                if (want := _asked(it)) is not None:
+                want = next((w for ask in ASKS if (w := ask(it)) is not None), None)
+                if want is not None and not any([refuses(it, want) for refuses in REFUSES]):
                     requests[i] = request = (want,)
         readers.add(eqn, plan, request)
     shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers)
