@@ -92,6 +92,9 @@ _SUMS = having("sums")
 _SNAPS = having("snaps")
 _COMPARES = frozenset(("lt", "le", "gt", "ge"))
 _RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
+# Products, attention kernels, and what an inner autocast made of products.
+_LOWERED = _CONTRACTS | {"accumulate", "float8_dot"}
+_LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER_PRECISION_FP}
 # Elementwise operations that promote (quotients and powers do as their operands say), and moves.
 _LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
 _LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
@@ -297,8 +300,8 @@ ROWS = (
     ),
     Row(
         Need.LEADS,
-        _CONTRACTS,
-        lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:2],
+        _LOWERED,
+        lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:3],
         _LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
         stops=casts_to_integer,
