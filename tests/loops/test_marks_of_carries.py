@@ -13,7 +13,7 @@ from jax import lax
 from jmp_autocast import BF16, FP16, autocast, explain
 from jmp_autocast.interpreters.plan import marks
 from tests.fuzz.comparison import interpreted
-from tests.support.steps import LOOPS, in_a_loop_in_a_loop, scanned
+from tests.support.steps import LOOPS, scanned
 
 N, D = 16, 8
 RNG = np.random.default_rng(0)

@@ -229,7 +229,7 @@ def _by_policy(at: Place, decision: Decision, guarded: bool) -> EquationPlan:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             return rounded_once(plan, at.compute_dtype, plan.reason)
         return plan
-    return next(_plans(PROMOTIONS if guarded else PROMOTIONS[1:], at))
+    return next(_plans(PROMOTIONS if guarded else _PROMOTES, at))
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:
@@ -436,7 +436,7 @@ def _leads_to_no_product(at: Place) -> EquationPlan | None:
     """
     if at.need & Need.LEADS or at.name in _COMPUTES_NOTHING:
         return None
-    plan = next(_plans(PROMOTIONS[1:], at))
+    plan = next(_plans(_PROMOTES, at))
     # What the program declares in 16 bits stays there.
     is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and is_16_bit(plan.results[0].dtype)
     if is_rounded and at.declared(at.eqn.outvars[0]) == FLOAT32:
@@ -545,14 +545,14 @@ def _voters_decide(at: Place) -> EquationPlan | None:
 _BY_READERS_AND_VOTES: tuple[Link, ...] = (Link(_readers_agree), Link(_voters_decide))
 """Whatever its primitive is: what an equation gets of which no link before says more."""
 
-PROMOTIONS: tuple[Link, ...] = (
-    Link(_leads_to_no_product),
+_PROMOTES: tuple[Link, ...] = (
     Link(_is_accumulator),
     Link(_derivative_leaves, DERIVATIVES),
     Link(_turns_positions, having("turns")),
     Link(_is_norm, _CONTRACTS),
     *_BY_READERS_AND_VOTES,
 )
+PROMOTIONS: tuple[Link, ...] = (Link(_leads_to_no_product), *_PROMOTES)
 
 
 def _of_sources(at: Place) -> EquationPlan:
