@@ -176,7 +176,7 @@ def _has_a_rule(at: Place) -> EquationPlan | None:
     decision = _PLAIN[rule] if isinstance(rule, CastPolicy) else _decided(rule, at)
     if decision.emit is not None:
         return emitted(at, decision)
-    plan = _by_policy(at, decision, guarded=origin != "rules")
+    plan = _by_policy(at, decision, origin)
     if decision.output_dtype is None and decision.precision is None:
         return plan
     return in_precision(at, cast_results(plan, decision), decision.precision)
@@ -201,20 +201,20 @@ def _decided(rule: Any, at: Place) -> Decision:
     return decision
 
 
-def _by_policy(at: Place, decision: Decision, guarded: bool) -> EquationPlan:
+def _by_policy(at: Place, decision: Decision, origin: str) -> EquationPlan:
     """Returns the plan that a cast policy says, before what else the rule decides.
 
     Args:
         at: The equation.
         decision: What the rule decided.
-        guarded: `GUARDS` may keep a product in float32, and `_leads_to_no_product` what promotes;
-            not so where the user's own rule decides.
+        origin: Where its rule is from. `GUARDS` keep no product in float32 that `with_rules`
+            lowers, and `_leads_to_no_product` nothing that a rule of the user's promotes.
     """
     contracts = at.name in _CONTRACTS
     if decision.policy is CastPolicy.KEEP:
         return keep(at, _KEEP)
     if decision.policy is CastPolicy.LOWER_PRECISION_FP:
-        low = _lower(at, guarded)
+        low = _lower(at, guarded=origin != "rules")
         plan = _accumulating(at, low)
         if at.region.product is not None and contracts and _is_rounded(low):
             plan = cast_results(plan, decision)
@@ -229,7 +229,7 @@ def _by_policy(at: Place, decision: Decision, guarded: bool) -> EquationPlan:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             return rounded_once(plan, at.compute_dtype, plan.reason)
         return plan
-    return next(_plans(PROMOTIONS if guarded else _PROMOTES, at))
+    return next(_plans(PROMOTIONS if origin == "default" else _PROMOTES, at))
 
 
 def _because(code: ReasonCode, want: Want) -> Reason:

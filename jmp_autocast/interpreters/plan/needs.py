@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy
+from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy, Policy
+from ...policies.registry import registered_rules
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
@@ -406,7 +407,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
     marks = marks_of(jaxpr, inputs, memo)
     origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
     moved = moved_in(jaxpr, inputs, memo)
-    needs: dict[Any, Need] = {}
+    promoted, needs = memo.get("promoted", ()), {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
         for v in variables_in(atoms):
@@ -426,7 +427,8 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)
             continue
-        passed = of_results & _THROUGH.get(name, NOTHING)
+        through = _THROUGH.get(name, NOTHING)
+        passed = of_results & (through | Need.LEADS if name in promoted else through)
         for row in _STOPPED if passed else ():
             if passed & row.need and row.stops(eqn):
                 passed &= ~row.need
@@ -439,6 +441,13 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(row.operands(at), row.need)
     memo[key] = needs
     return needs
+
+
+def promoted_by_rules(policy: Policy) -> frozenset[str]:
+    """Returns the primitives that may promote by a rule of the user's: they lead on to products."""
+    rules = [*registered_rules(), *((name, rule) for _, name, rule in policy.rules)]
+    names = [name for name, rule in rules if rule is CastPolicy.PROMOTE or callable(rule)]
+    return frozenset(names) - STRUCTURES.keys()
 
 
 class ReadIn(NamedTuple):
