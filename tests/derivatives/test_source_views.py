@@ -153,7 +153,7 @@ def test_513_uses_unrolled(behind):
 def test_values_that_are_read_often_have_one_view_for_each_use():
     def loss(w, x):
         h = x @ w
-        return sum(jnp.sum(jnp.tanh(h) * (h @ w)) for _ in range(9))
+        return sum(jnp.sum((jnp.tanh(h) @ w) * (h @ w)) for _ in range(9))
 
     assert_equal_twice(loss, views=18)
 

@@ -19,6 +19,7 @@ from jmp_autocast import Policy, autocast, keep_less
 from tests.corpus.jaxpr_text import jaxpr_text
 from tests.support.jaxprs import find
 
+from .between_products import computed_low_without_a_product, replayed
 from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted, run_as_traced
 from .error_model import Precision
 from .program import Program, jax_settings
@@ -373,6 +374,23 @@ def _foreign_casts(jaxpr: Any) -> collections.Counter[tuple[str, str]]:
     return counts
 
 
+def between_products(case: Case) -> None:
+    """An equation computes in 16 bits only if a product consumes its result.
+
+    What leads to no product is, op by op, what float32 computes of the rounded products.
+    """
+    plain, cast = case.plain_traced().jaxpr, case.traced().jaxpr
+    if "f16[" in str(plain) or "autocast(" in case.program.text():
+        raise Unsupported("16 bits of the program's own")
+    if wrong := computed_low_without_a_product(cast):
+        raise Broken(f"between_products: {wrong[:3]} in\n{cast}")
+    if "precision(" in case.program.text():
+        return
+    for i, want, got in replayed(plain, cast, jax.tree.leaves(case.args)):
+        if not np.array_equal(want, got, equal_nan=want.dtype.kind == "f"):
+            raise Broken(f"between_products: output {i} is {got}, float32 computes {want}\n{cast}")
+
+
 def leaks(case: Case) -> None:
     """No tracer outlives the trace."""
     with jax.checking_leaks():
@@ -513,6 +531,7 @@ PROPERTIES: dict[str, Callable[[Case], None]] = {
     "compiled": compiled,
     "disabled": disabled,
     "untouched": untouched,
+    "between_products": between_products,
     "leaks": leaks,
     "deterministic": deterministic,
     "without_jit": without_jit,
@@ -531,6 +550,7 @@ SHARES = {
     "compiled": 0.08,
     "disabled": 0.1,
     "untouched": 0.3,
+    "between_products": 0.3,
     "leaks": 0.05,
     "deterministic": 0.05,
     "without_jit": 0.03,

@@ -298,19 +298,19 @@ def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():
     assert "accumulate" not in {row.primitive for row in rows}
 
 
-def halves(w, x):
-    a = jax.nn.sigmoid(x @ w)
-    return jax.lax.associative_scan(jnp.multiply, a)
+def both(read, make=jax.nn.sigmoid):
+    """What a product consumes, too: else it were float32 whatever reads it."""
+    return lambda w, x: (read(h := make(x @ w)), h @ w)
 
 
 # A program, the primitive that is asked, and how its cause ends: who has the need.
 NEEDED = {
-    "ranked": (lambda w, x: jax.lax.top_k(jax.nn.sigmoid(x @ w), 2), "logistic", "top_k"),
-    "compared": (lambda w, x: jnp.tanh(x @ w) > jnp.tanh(x @ w.T), "tanh", "gt"),
-    "sorted": (lambda w, x: jnp.argsort(2 * jax.nn.sigmoid(x @ w)), "logistic", "sort"),
+    "ranked": (both(lambda s: jax.lax.top_k(s, 2)), "logistic", "top_k"),
+    "compared": (both(lambda t: t > t.T, jnp.tanh), "tanh", "gt"),
+    "sorted": (both(lambda s: jnp.argsort(2 * s)), "logistic", "sort"),
     "from 1": (lambda w, x: (1 - jax.nn.sigmoid(x @ w)) @ w, "logistic", "sub"),
-    "factor": (lambda w, x: jnp.cumprod(jax.nn.sigmoid(x @ w), 0), "logistic", "cumprod"),
-    "snapped": (lambda w, x: jnp.floor(8 * (x @ w)) @ w, "mul", "floor"),
+    "factor": (both(lambda s: jnp.cumprod(s, 0)), "logistic", "cumprod"),
+    "snapped": (both(jnp.floor, lambda h: 8 * h), "mul", "floor"),
     "expanded": (
         lambda w, x: jnp.sum(x * x, 1)[:, None] - 2 * x @ w.T + jnp.sum(w * w, 1),
         "dot_general",
@@ -326,7 +326,7 @@ NEEDED = {
         "dot_general",
         "dot_general",
     ),
-    "neighbours": (halves, "logistic", "mul"),
+    "neighbours": (both(lambda s: jax.lax.associative_scan(jnp.multiply, s)), "logistic", "mul"),
 }
 
 

@@ -48,7 +48,7 @@ def test_equal_layers_are_one_row():
         for i in range(3):
             with jax.named_scope(f"layer_{i}"), jax.named_scope("mlp"):
                 x = jnp.sin(x @ w)
-        return x
+        return x @ w
 
     x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
     report = explain(loss, x, x, policy=BF16)

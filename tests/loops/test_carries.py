@@ -108,7 +108,7 @@ def test_dtype_of_the_carries(fn, expected):
 @pytest.mark.parametrize("name", "tanh logistic sin cos erf erfc sqrt cbrt".split())
 def test_only_what_damps_an_error_does_not_add_up(name):
     """Near 0 a tanh is the identity, and a root of a square is one everywhere."""
-    fn = scan_of(lambda w, x, c: getattr(lax, name)(c) + x @ w)
+    fn = scan_of(lambda w, x, c: getattr(lax, name)(c) + c @ w)
     (loop,) = find(trace(autocast(fn, jnp.bfloat16, params=0), W, X), "scan")
     assert loop.outvars[0].aval.dtype == ("bfloat16" if name == "logistic" else "float32")
 
@@ -173,10 +173,12 @@ BEYOND = {
     "constant_from_the_body": scan_of(lambda w, x, c: jnp.asarray(CONSTANT), lambda w, x: x @ w),
     "product_from_the_body": product_in_the_loop,
     "literal_at_the_start": scan_of(
-        lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.full((8, 8), 1e5), x @ w)
+        lambda w, x, c, d: (jnp.tanh(x @ w + (c * 1e-6) @ w), c),
+        lambda w, x: (jnp.full((8, 8), 1e5), x @ w),
     ),
     "constant_at_the_start": scan_of(
-        lambda w, x, c, d: (jnp.tanh(x @ w), c), lambda w, x: (jnp.asarray(CONSTANT), x @ w)
+        lambda w, x, c, d: (jnp.tanh(x @ w + (c * 1e-6) @ w), c),
+        lambda w, x: (jnp.asarray(CONSTANT), x @ w),
     ),
 }
 

@@ -287,7 +287,7 @@ def test_products_with_coordinates(fn, code, policy):
 @pytest.mark.parametrize(("policy", "dtype"), [(FP16, "float32"), (BF16, "bfloat16")])
 def test_a_parameter_that_a_literal_takes_out_of_range_is_float32(policy, dtype):
     def fn(w, x):
-        return jnp.tanh((x @ w) * (w * 1e5) * 1e-7)
+        return jnp.tanh((x @ w) * (w * 1e5) * 1e-7) @ w
 
     low = autocast(fn, policy=policy, params=0)
     (tanh,) = find(trace(low, X, X), "tanh")

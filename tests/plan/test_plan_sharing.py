@@ -223,12 +223,12 @@ def test_a_second_sweep_plans_what_differs_from_the_first(monkeypatch):
     def fn(x):
         for _ in range(20):
             x = jnp.tanh(x @ x)
-        return jnp.exp(x * 2)  # asks for the product in float32
+        return jnp.exp(y := x * 2) * y  # both ask for the product in float32
 
     plan = plan_of(fn, X)
-    assert plan.equations[-2].reason.code is ReasonCode.FEEDER
-    # 42 equations, and once more the one that is asked and its reader.
-    assert len(planned) == len(plan.equations) + 2
+    assert plan.equations[-3].reason.code is ReasonCode.FEEDER
+    # 43 equations, and once more the one that is asked and its readers.
+    assert len(planned) == len(plan.equations) + 3
 
 
 def test_shared_calls_are_looked_at_once(monkeypatch):

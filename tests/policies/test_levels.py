@@ -15,7 +15,7 @@ W = np.ones((8, 8), np.float32)
 def block(w, x):
     hidden = jnp.tanh(x @ w)
     x = x + (hidden @ w).reshape(2, 2, 8).reshape(4, 8)
-    return x * jnp.sin(x)
+    return (x * jnp.sin(x)) @ w
 
 
 def names_of(jaxpr, dtype):
@@ -75,7 +75,7 @@ def test_a_gate_keeps_its_operands_in_16_bits():
         (product,) = find(trace(autocast(fn, jnp.bfloat16), W, X), "mul")
         return product.outvars[0].aval.dtype
 
-    assert dtype_of_product(lambda product, state: state + product) == jnp.bfloat16
+    assert dtype_of_product(lambda product, state: (state + product) @ W) == jnp.bfloat16
     assert dtype_of_product(lambda product, state: state - product) == jnp.float32
     assert dtype_of_product(lambda product, state: jnp.sum(product)) == jnp.float32
     assert dtype_of_product(lambda product, state: jnp.exp(product) + product) == jnp.float32

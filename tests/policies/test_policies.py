@@ -124,7 +124,7 @@ MEMBERS = [
     ("FP32", after_dot(jnp.exp), "exp", (FULL,), FULL),
     ("FP32_SET_OPT_DTYPE", after_dot(jnp.sum), "reduce_sum", (FULL,), FULL),
     ("FP32_APPEND_DTYPE", after_dot(scatter_add), "scatter-add", (FULL, "int32", FULL), FULL),
-    ("PROMOTE", after_dot(lambda h: h * jnp.tanh(h)), "mul", (LOW, LOW), LOW),
+    ("PROMOTE", after_dot(lambda h: (h * jnp.tanh(h)) @ h.T), "mul", (LOW, LOW), LOW),
     ("PROMOTE", lambda x: (x @ x) * x, "mul", (FULL, FULL), FULL),
     ("KEEP", after_dot(lambda h: lax.reduce_precision(h, 8, 4)), "reduce_precision", (FULL,), FULL),
 ]

@@ -1,5 +1,7 @@
 """Plans of small functions, as the planner makes them."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -9,6 +11,7 @@ from jmp_autocast.interpreters import Planner, Source, ValueState, Want
 from jmp_autocast.interpreters.after.computed_outputs import computed_wants
 from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 from jmp_autocast.interpreters.plan.marks import GIVEN
+from jmp_autocast.interpreters.plan.needs import Need
 
 from .jaxprs import trace
 
@@ -18,8 +21,14 @@ LOWEST = float(np.finfo(np.float32).min)
 DENORMAL = 1e-41  # 0 in bfloat16
 
 
-def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
-    """Plans ``fn``; ``leaves`` says what the first arguments are, the others are data."""
+def plan_of(
+    fn, *args, policy=BF16, leaves=(), wanted=None, computed=False, consumer=int(Need.LEADS)
+):
+    """Plans ``fn`` as if a product consumed its outputs.
+
+    ``leaves`` says what the first arguments are, the others are data; with ``consumer=0`` nothing
+    is known to consume the outputs.
+    """
     planner = Planner(policy)
     closed = planner.prepare(trace(fn, *args))
     avals = [v.aval for v in closed.jaxpr.invars]
@@ -27,7 +36,8 @@ def plan_of(fn, *args, policy=BF16, leaves=(), wanted=None, computed=False):
     dtypes = [float_dtype(aval) for aval in avals]
     pairs = zip(dtypes, kinds, strict=True)
     inputs = [ValueState(dtype, leaf if dtype else None, marks=GIVEN) for dtype, leaf in pairs]
-    wanted = [wanted or Want()] * len(closed.jaxpr.outvars)
+    wanted = dataclasses.replace(wanted or Want(), needs=consumer)
+    wanted = [wanted] * len(closed.jaxpr.outvars)
     plan = planner.plan_program(closed, inputs, wanted)
     if computed:
         plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wanted))

@@ -34,7 +34,7 @@ from .provenance import follow
 _Other: TypeAlias = np.dtype | None
 
 # Float32 because the readers lose digits otherwise: PyTorch, which sees no readers, rounds these.
-_RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD)
+_RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
 _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
 

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from ...policies import MOST_THAT_CANNOT_PAY
+from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy, Policy
+from ...policies.registry import registered_rules
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
@@ -49,6 +50,7 @@ class Need(enum.IntFlag):
         FACTOR: A product of many steps, or of all elements.
         SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
         PRODUCT: A matmul or a convolution.
+        LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
         CANCELS: A difference of products: digits cancel.
         ADDED: A sum of two values of its size: see `marks`.
         EXPANDED: A sum with squares: a distance or a variance, multiplied out.
@@ -73,6 +75,7 @@ class Need(enum.IntFlag):
     RANKED = enum.auto()
     NEIGHBOR = enum.auto()
     BEYOND_SUMS = enum.auto()
+    LEADS = enum.auto()
 
 
 NOTHING = Need(0)
@@ -87,6 +90,16 @@ _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
 _CHEAP = having("feeds") | having("rounds")
 _SUMS = having("sums")
+_SNAPS = having("snaps")
+_COMPARES = frozenset(("lt", "le", "gt", "ge"))
+_RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
+# Products, attention kernels, and what an inner autocast made of products.
+_LOWERED = _CONTRACTS | {"accumulate", "float8_dot"}
+_LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER_PRECISION_FP}
+# Elementwise operations that promote (quotients and powers do as their operands say), and moves.
+_LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
+_LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
+_LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
 _MOVES = having("moves")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
@@ -100,7 +113,6 @@ _DECOMPOSES = frozenset(
     tridiagonal tridiagonal_solve custom_linear_solve
     """.split()
 )
-_RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
 
 
 class At(NamedTuple):
@@ -197,9 +209,6 @@ def _chained(at: At) -> Sequence[Any]:
     return () if a is b else at.eqn.invars[:2]
 
 
-_COMPARES = frozenset(("lt", "le", "gt", "ge"))
-
-
 def _ranked(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
@@ -291,6 +300,14 @@ ROWS = (
         "what a product reads is read in 16 bits",
     ),
     Row(
+        Need.LEADS,
+        _LOWERED,
+        lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:3],
+        _LEADS_ON,
+        "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
+        stops=casts_to_integer,
+    ),
+    Row(
         Need.CANCELS,
         frozenset(("sub",)),
         _cancelled,
@@ -351,8 +368,6 @@ ROWS = (
     ),
 )
 
-_SNAPS = having("snaps")
-
 
 def _becomes_whole(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name in _SNAPS or casts_to_integer(eqn)
@@ -392,7 +407,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
     marks = marks_of(jaxpr, inputs, memo)
     origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
     moved = moved_in(jaxpr, inputs, memo)
-    needs: dict[Any, Need] = {}
+    promoted, needs = memo.get("promoted", ()), {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
         for v in variables_in(atoms):
@@ -412,7 +427,8 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)
             continue
-        passed = of_results & _THROUGH.get(name, NOTHING)
+        through = _THROUGH.get(name, NOTHING)
+        passed = of_results & (through | Need.LEADS if name in promoted else through)
         for row in _STOPPED if passed else ():
             if passed & row.need and row.stops(eqn):
                 passed &= ~row.need
@@ -425,6 +441,13 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(row.operands(at), row.need)
     memo[key] = needs
     return needs
+
+
+def promoted_by_rules(policy: Policy) -> frozenset[str]:
+    """Returns the primitives that may promote by a rule of the user's: they lead on to products."""
+    rules = [*registered_rules(), *((name, rule) for _, name, rule in policy.rules)]
+    names = [name for name, rule in rules if rule is CastPolicy.PROMOTE or callable(rule)]
+    return frozenset(names) - STRUCTURES.keys()
 
 
 class ReadIn(NamedTuple):

@@ -23,7 +23,7 @@ from .equation import plan_equation
 from .float_dtypes import float_dtype
 from .kinds import kind_of
 from .marks import Memo
-from .needs import OF_PRODUCTS
+from .needs import OF_PRODUCTS, Need, promoted_by_rules
 from .rooms import products_of
 from .rounded_streams import rounded_stream
 from .structural import plan_structural, planning_rule
@@ -52,7 +52,7 @@ class Planner:
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
-        self.memo: Memo = {}
+        self.memo: Memo = {"promoted": promoted_by_rules(policy)}
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
         self._products = products_of(policy)
@@ -207,7 +207,7 @@ class Planner:
             region.rule,
             region.precision,
             at.accumulates,
-            at.need & OF_PRODUCTS,
+            at.need & (OF_PRODUCTS | Need.LEADS),
             at.name in CONTRACTIONS and is_norm(eqn),
             *at.given,
             *[(m.fresh, m.spread, m.counted) for m in at.made],

@@ -17,6 +17,7 @@ class ReasonCode(enum.Enum):
     FP32 = "FP32"
     PROMOTE_LOW = "PROMOTE_LOW"  # all voting operands are low
     PROMOTE_FULL = "PROMOTE_FULL"  # a voting operand is float32
+    NO_PRODUCT = "NO_PRODUCT"  # no product consumes it through elementwise operations and moves
     KEEP = "KEEP"  # the policy keeps the declared dtypes
     UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
     DOMAIN = "DOMAIN"  # an operand of a dtype that autocast never touches here, such as float8

@@ -32,6 +32,8 @@ from ..compat import (
 )
 from ..compat.settings import in_settings_of_now
 from ..plan.data import EquationPlan, Want
+from ..plan.float_dtypes import is_16_bit
+from ..plan.needs import Need
 from ..primitives.evaluate import of_positions
 from ..primitives.structure import called
 from .immutable import check_immutable
@@ -39,6 +41,9 @@ from .rewriter import Rewriter, rewrites
 from .values import as_array, read
 
 mark_frames(__file__)
+
+# Residuals are stored, and products of the backward pass consume most of them.
+_LEADS = int(Need.LEADS)
 
 
 def _primal(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable[..., Any]:
@@ -107,6 +112,11 @@ def _rebuilt(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:
     return (_rebuilt_custom_jvp if is_jvp else _rebuilt_custom_vjp)(rewriter, eqn, plan)
 
 
+def _as_in(dtype: Any) -> Want:
+    """Returns what a rule is asked for, of what its function has in a dtype: 16 bits lead on."""
+    return Want(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else 0)
+
+
 def _cast(x: Any, dtype: Any) -> Any:
     return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
@@ -130,7 +140,7 @@ def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
         # there. The jaxpr that comes out holds the user's rule, and is planned like any other.
         if (key := (tuple(moving), trace_context())) not in traced:
             traced[key] = fresh_make_jaxpr(original_jvp, avals, [avals[i] for i in moving])
-        dtypes = [Want(dtype=s.dtype) for s in inner.outputs]
+        dtypes = [_as_in(s.dtype) for s in inner.outputs]
         args = [*primals, *(tangents[i] for i in moving)]
         flat = rewriter.run(traced[key], args, [*dtypes, *dtypes], inner)
         return tuple(flat[: len(dtypes)]), tuple(flat[len(dtypes) :])
@@ -179,8 +189,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
         # Outputs as the primal function returns them; residuals in whatever dtype they are computed
         # in.
         wants = [
-            *(Want(dtype=s.dtype) for s in inner.outputs),
-            *(Want() for _ in range(len(box["avals"]) - len(box["refs"]))),
+            *(_as_in(s.dtype) for s in inner.outputs),
+            *(Want(needs=_LEADS) for _ in range(len(box["avals"]) - len(box["refs"]))),
         ]
         flat = rewriter.run(closed, xs, wants, inner)
         n = len(out_avals)
@@ -207,7 +217,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
             original_backward, list(residual_avals), [out_avals[k] for k in known]
         )
         given = [cotangents[k] for k in known]
-        wants = [Want(dtype=dtypes.value[i]) for i in moving]
+        wants = [_as_in(dtypes.value[i]) for i in moving]
         found = rewriter.run(closed, [*residuals, *given], wants, inner)
         gradients: list[Any] = [None] * len(avals)
         for i, gradient in zip(moving, found, strict=True):
@@ -235,7 +245,7 @@ def _custom_vmap(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands
             for a, b in zip(avals, batched, strict=True)
         ]
         closed = fresh_make_jaxpr(mapped, *batch_avals)
-        wants = [Want(dtype=s.dtype) for s in inner.outputs]
+        wants = [_as_in(s.dtype) for s in inner.outputs]
         flat = rewriter.run(closed, xs, wants, inner)
         return tuple(flat), (True,) * len(flat)
 
