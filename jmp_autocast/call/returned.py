@@ -1,4 +1,4 @@
-"""What a traced function may return besides arrays."""
+"""The check of the results of a traced function that are no arrays."""
 
 from __future__ import annotations
 
@@ -12,21 +12,18 @@ import jax
 from ..interpreters.compat import Tracer
 
 _DEPTH = 4
-"""How many objects deep a tracer is looked for: an array in a list of an attribute is at 2."""
+"""The depth of nested objects to which tracers are found: a list in an attribute is at 2."""
 
 
 def check_returned(leaf: Any, name: str) -> None:
-    """Raises if an object that is no array holds arrays of the trace.
+    """Raises TypeError if a leaf of a result is an object that holds a tracer.
 
-    `jax.jit` refuses every such object. Here strings, numbers and functions are returned as they
-    are, but an array in an object would be a tracer that nothing replaces with its value.
+    `jax.jit` refuses every object. Here strings, numbers and functions are returned unchanged, but
+    a tracer in an object would never be replaced by its value.
 
     Args:
         leaf: A leaf of the function's result.
         name: The function's name.
-
-    Raises:
-        TypeError: The object holds a tracer.
     """
     if _holds_tracer(leaf, _DEPTH, set()):
         raise TypeError(

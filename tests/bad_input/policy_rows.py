@@ -270,7 +270,7 @@ ROWS = [
     _decision(
         "an operand dtype of a policy",
         ValueError,
-        "Decision.operand_dtype | CastPolicy.FP32 | belong to emit= | A policy says itself",
+        "Decision.operand_dtype | CastPolicy.FP32 | belong to emit= | A policy sets the dtypes",
         policy=CastPolicy.FP32,
         operand_dtype="bfloat16",
     ),

@@ -34,7 +34,7 @@ compute_dtype = "bfloat16"
 output_dtype = "float32"
 level = "compute"
 
-# Scope, primitive or "*", and what holds there: the innermost scope wins, then a named
+# Scope, primitive or "*", and the rule: the innermost scope wins, then a named
 # primitive, then the later rule.
 rules = [
     ["*", "tanh", "FP32"],
@@ -94,7 +94,7 @@ def test_a_policy_of_defaults_is_short(path):
 def test_what_is_shown_as_it_is_and_what_is_escaped():
     scope = "\u4e2d \"\\'\t\r\n\x1b\u202e\U000e0001"
     text = policy_text(Policy(rules=((scope, "*", "float32"),)))
-    assert '\n    ["\u4e2d \\"\\\\\'\\t\\r\\n\\u001B\\u202E\\U000E0001", "*", ' in text
+    assert '\n    ["\u4e2d \\"\\\\\'\\t\\r\\n\\u001b\\U0000202E\\U000E0001", "*", ' in text
 
 
 names = st.one_of(
