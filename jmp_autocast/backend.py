@@ -1,4 +1,4 @@
-"""Which device a program is for: in which dtypes it multiplies, and how XLA rounds there."""
+"""The device of a program: the dtypes of its matrix units, and the rounding of XLA on it."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Hardware(NamedTuple):
     Args:
         platform: ``"cpu"``, ``"gpu"`` (``"cuda"``, ``"rocm"``), ``"tpu"`` or another.
         kind: Its name, for messages.
-        capability: What JAX says of a GPU: ``"8.0"``, or ``"gfx90a"``; "" of anything else.
+        capability: JAX's name of a GPU's capability: ``"8.0"``, or ``"gfx90a"``; "" for none.
     """
 
     platform: str
@@ -54,7 +54,7 @@ class Hardware(NamedTuple):
 
 
 def default_device() -> Hardware:
-    """Returns the device that a program runs on where nobody chooses another."""
+    """Returns the default device of JAX."""
     device = jax.devices()[0]
     # JAX does not document the attribute, and devices other than GPUs lack it.
     capability = str(getattr(device, "compute_capability", ""))
@@ -123,7 +123,7 @@ def choose_for(hardware: Hardware) -> Choice:
 
 
 def preferred_for(hardware: Hardware) -> Choice:
-    """Returns what a policy without a compute dtype stands for on a device: 16 bits in any case.
+    """Returns the default compute dtype of a device, which has 16 bits in any case.
 
     Example:
         >>> [str(preferred_for(Hardware("gpu", "a GPU", n)).dtype) for n in ("7.5", "8.0")]
@@ -131,7 +131,7 @@ def preferred_for(hardware: Hardware) -> Choice:
         >>> preferred_for(Hardware("cpu", "cpu")).reason
         'the default on a CPU'
     """
-    # What a CPU has kernels for takes 0.1 s to find out, and would not change the answer.
+    # To find out about the kernels of a CPU takes 0.1 s, and would not change the result.
     if hardware.platform == "cpu":
         return Choice(_BFLOAT16, "the default on a CPU")
     choice = choose_for(hardware)

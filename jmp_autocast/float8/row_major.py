@@ -1,4 +1,4 @@
-"""`row_major`: an array whose layout in memory stays the one that it has."""
+"""`row_major`: an array that keeps its layout in memory."""
 
 from __future__ import annotations
 
@@ -18,15 +18,13 @@ _inlined = inlined(row_major_p.bind)
 
 
 def row_major(x: Any) -> Any:
-    """Returns an array, and keeps the compiler for a GPU from transposing it where it comes from.
+    """Returns an array, and keeps the compiler of a GPU from transposing its producer.
 
-    cuBLASLt wants an 8-bit weight transposed. XLA asks for that as far up as it can, which for a
-    layer in a ``scan`` is the float32 stack of all layers: it made a transposed copy of the stack.
-    For six layers of 2,048 x 8,192 under ``jax.checkpoint`` an H100 needed 680 MiB of temporaries,
-    where bfloat16 needs 312; with this it needs 296. Nothing is asked of several GPUs.
-
-    Args:
-        x: The array.
+    cuBLASLt needs an 8-bit weight transposed. XLA moves the transposition up to the first producer,
+    which for a layer in a ``scan`` is the float32 stack of all layers: it made a transposed copy of
+    the stack. For six layers of 2,048 x 8,192 under ``jax.checkpoint`` an H100 needed 680 MiB of
+    temporaries, bfloat16 needs 312, and with this primitive float8 needs 296. On several GPUs it
+    changes nothing.
 
     Example:
         >>> import jax.numpy as jnp

@@ -1,4 +1,4 @@
-"""`tangent_carrier`: zeros that change as an array does."""
+"""`tangent_carrier`: zeros with the derivative of an array."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return tangent_carrier_p.bind(*operands), dims[0]
 
 
-# What is kept for a backward pass is an 8-bit array, whose tangent JAX would have in 8 bits. The
-# second derivative goes another way: through an operand that nobody reads. It is known to be zero,
-# so that XLA keeps nothing for it.
+# The residual of a backward pass is an 8-bit array, whose tangent would have 8 bits in JAX. The
+# second derivative goes through a further operand, which has no consumer. It is a constant zero, so
+# that XLA keeps nothing for it.
 tangent_carrier_p: Any = define_primitive(
     "tangent_carrier", value=jnp.zeros_like, aval=lambda x: x, jvp=_jvp, batch=_batch
 )

@@ -196,7 +196,7 @@ NOTHING = {
         FP8.matmul,
         "no operand is a parameter. autocast\\(fn, params=0\\) says",
     ),
-    "parts": (lambda p, x: x @ p["wide"][:, :K], FP8.matmul, "something else reads what its"),
+    "parts": (lambda p, x: x @ p["wide"][:, :K], FP8.matmul, "its products share their weights"),
 }
 
 
