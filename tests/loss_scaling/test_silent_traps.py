@@ -41,7 +41,10 @@ def training_step(tx):
 
 
 ORDERS = {
-    "MultiSteps": (optax.MultiSteps(dynamic_loss_scaling(optax.sgd(0.1)), 2), "MultiSteps stands"),
+    "MultiSteps": (
+        optax.MultiSteps(dynamic_loss_scaling(optax.sgd(0.1)), 2),
+        "MultiSteps is around",
+    ),
     "apply_if_finite": (
         optax.apply_if_finite(dynamic_loss_scaling(optax.sgd(0.1)), 2),
         r"apply_if_finite is around.*leave it out",

@@ -58,6 +58,17 @@ WRONG = {
         ["unknown key 'dot_output'. Write with_rules({'dot_general'", KEYS],
     ),
     "products": (HEAD + "matmul = 'float8'", TypeError, ["matmul must be a table", "[matmul]"]),
+    "no recipe": (f"{HEAD}[matmul]\nwgrad = 'compute'", ValueError, ["has no recipe", "[matmul]"]),
+    "a recipe": (
+        f"{HEAD}[matmul]\nrecipe = 'float9'",
+        ValueError,
+        ["matmul: recipe", "'float8_row'"],
+    ),
+    "an option of a recipe": (
+        f"{HEAD}[matmul]\nrecipe = 'float8'\nscale = 'row'",
+        ValueError,
+        ["unknown key 'scale'", "mean 'scaling'"],
+    ),
     # Rules.
     "rules as a table": (
         HEAD + "[rules]\ntanh = 'FP32'",

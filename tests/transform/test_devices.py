@@ -86,9 +86,6 @@ def compiled(layout, dtype):
     return jax.jit(jax.value_and_grad(fn)).lower(*placed(layout)).compile(QUICK)
 
 
-CASES = [*((layout, "float16") for layout in LAYOUTS), ("data_parallel", "bfloat16")]
-
-
 def reduced(executable):
     """(dtype, shape) of each array that an all-reduce or reduce-scatter of the program adds."""
     lines = re.findall(r"= (.*?) (?:all-reduce|reduce-scatter)\(", executable.as_text())
