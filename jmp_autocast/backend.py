@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax import numpy as jnp
-
-from .cpu_kernels import cpu_kernels
 
 # XLA may leave out a rounding to 16 bits and back; XLA:CPU does so for a convolution's kernel.
 EVERY_ROUNDING = {"xla_allow_excess_precision": False}
@@ -84,57 +81,37 @@ def has_float8_units(hardware: Hardware) -> bool:
     return "float8" in (_units(hardware) or ())
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A compute dtype, and why.
+class Choice(NamedTuple):
+    """A compute dtype, float16 or bfloat16, and the reason for it, in words."""
 
-    Args:
-        dtype: float16 or bfloat16, None where neither makes matmuls faster.
-        reason: The reason, in words.
-    """
-
-    dtype: np.dtype | None
+    dtype: np.dtype
     reason: str
 
 
-def choose_for(hardware: Hardware) -> Choice:
-    """Returns the 16-bit dtype that the matrix units of a device multiply, and why.
-
-    Example:
-        >>> choose_for(Hardware("gpu", "Tesla T4", "7.5"))
-        Choice(dtype=dtype('float16'), reason='Tesla T4 has tensor cores for float16 alone')
-    """
-    kind, capability, units = hardware.kind, hardware.capability, _units(hardware)
-    if hardware.platform == "cpu":
-        kernels = cpu_kernels()
-        return Choice(_BFLOAT16 if kernels.wide else None, kernels.reason)
-    if units is None:
-        return Choice(None, f"nothing is known of 16 bits on {kind} ({hardware.platform})")
-    # As NVIDIA calls its own: only its GPUs have a number for a capability.
-    what = "tensor cores" if capability[:1].isdigit() else "matrix units"
-    if "bfloat16" in units:
-        return Choice(_BFLOAT16, f"the {what} of {kind} multiply bfloat16")
-    if "float16" in units:
-        return Choice(_FLOAT16, f"{kind} has {what} for float16 alone")
-    if what == "tensor cores":
-        return Choice(None, f"{kind} has no tensor cores")
-    of = f"{kind} ({capability})" if capability else kind
-    return Choice(None, f"{of} has no matrix units for 16 bits")
-
-
 def preferred_for(hardware: Hardware) -> Choice:
-    """Returns the default compute dtype of a device, which has 16 bits in any case.
+    """Returns the default compute dtype of a device: that of its matrix units, or bfloat16.
 
     Example:
         >>> [str(preferred_for(Hardware("gpu", "a GPU", n)).dtype) for n in ("7.5", "8.0")]
         ['float16', 'bfloat16']
-        >>> preferred_for(Hardware("cpu", "cpu")).reason
-        'the default on a CPU'
+        >>> preferred_for(Hardware("gpu", "Tesla T4", "7.5")).reason
+        'Tesla T4 has tensor cores for float16 alone'
     """
+    kind, capability, units = hardware.kind, hardware.capability, _units(hardware)
     # To find out about the kernels of a CPU takes 0.1 s, and would not change the result.
     if hardware.platform == "cpu":
         return Choice(_BFLOAT16, "the default on a CPU")
-    choice = choose_for(hardware)
-    if choice.dtype is not None:
-        return choice
-    return Choice(_BFLOAT16, f"the default, although {choice.reason}")
+    # NVIDIA's word: only its GPUs have a number for a capability.
+    what = "tensor cores" if capability[:1].isdigit() else "matrix units"
+    if units is None:
+        reason = f"nothing is known of 16 bits on {kind} ({hardware.platform})"
+    elif "bfloat16" in units:
+        return Choice(_BFLOAT16, f"the {what} of {kind} multiply bfloat16")
+    elif "float16" in units:
+        return Choice(_FLOAT16, f"{kind} has {what} for float16 alone")
+    elif what == "tensor cores":
+        reason = f"{kind} has no tensor cores"
+    else:
+        of = f"{kind} ({capability})" if capability else kind
+        reason = f"{of} has no matrix units for 16 bits"
+    return Choice(_BFLOAT16, f"the default, although {reason}")

@@ -40,9 +40,9 @@ from ..interpreters.primitives.held_contraction import (
 )
 from ..interpreters.primitives.reading import dot_dimensions
 from ..policies import E4M3, FLOAT32, Float8
+from .carriers import tangent_carrier
 from .dimensions import batched, kept, met, transposed
 from .scale import quantize, rows_of
-from .tangent_carrier import tangent_carrier
 
 
 class Factor(NamedTuple):

@@ -19,8 +19,8 @@ from jax import lax
 from ..interpreters.compat import inlined
 from ..interpreters.plan.copies import CopyKey, Tag
 from ..policies import E4M3, FLOAT32, Float8
+from .carriers import row_major
 from .dimensions import DimensionNumbers, uncontracted
-from .row_major import row_major
 
 # The power of two in the largest number of a format: 448 is 1.75 * 2**8, 57,344 is 1.75 * 2**15.
 _TOP = {E4M3: 2.0**8, np.dtype(jnp.float8_e5m2): 2.0**15}

@@ -284,3 +284,13 @@ _signature = inspect.signature(Policy.__init__)
 setattr(  # noqa: B010
     Policy, "__signature__", _signature.replace(parameters=[*_signature.parameters.values()][1:])
 )
+
+
+FP16 = Policy("float16")
+"""float16 compute. Gradients underflow: scale the loss."""
+
+BF16 = Policy("bfloat16")
+"""bfloat16 compute: float32's range with 8 bits of precision; needs no loss scaling."""
+
+FP8 = Policy("bfloat16", matmul="float8")
+"""bfloat16 compute, and the products of weights in float8: for GPUs and TPUs with 8-bit units."""

@@ -257,11 +257,6 @@ def test_cast_params_leaves_what_is_multiplied_in_8_bits():
             'multiplies nothing in 8 bits. Pass policy=Policy\\(jnp.bfloat16, matmul="float8"',
         ),
         (
-            lambda: quantize_params(autocast(jnp.sin, policy=FP8), {}, policy=FP8),
-            ValueError,
-            "quantize_params got policy= for a function",
-        ),
-        (
             lambda: jax.grad(lambda p: autocast(over_layers, policy=FP8)(p, A["x"]).sum())(
                 quantize_params(over_layers, {"stack": A["stack"]}, A["x"], policy=FP8)
             ),

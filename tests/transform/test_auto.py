@@ -19,7 +19,7 @@ from jmp_autocast import (
     quantize_params,
     tune,
 )
-from jmp_autocast.backend import Hardware, choose_for, preferred_for
+from jmp_autocast.backend import Hardware, preferred_for
 from tests.support.jaxprs import dot_dtypes
 from tests.support.processes import environment_without_devices
 
@@ -39,12 +39,12 @@ def test_a_cpu_is_asked(features, has_kernel, reason, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset(features))
     monkeypatch.setattr(cpu_kernels, "_has_kernel", lambda dtype: has_kernel)
     try:
-        choice = choose_for(Hardware("cpu", "cpu"))
+        kernels = cpu_kernels.cpu_kernels()
     finally:
         cpu_kernels._kernels_with.cache_clear()
     fast = has_kernel and "none of" not in reason
-    assert choice.dtype == (jnp.bfloat16 if fast else None)
-    assert reason in choice.reason
+    assert kernels.wide == fast
+    assert reason in kernels.reason
 
 
 @pytest.mark.parametrize(
