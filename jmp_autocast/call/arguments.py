@@ -64,10 +64,9 @@ def check_function(fn: Any, by: str, fix: str) -> None:
     # A class whose objects are called: the trace would see the construction of an object alone.
     if isinstance(fn, type) and any("__call__" in vars(base) for base in fn.__mro__):
         raise TypeError(
-            f"{by} takes a function, and {fn.__name__} is a class: calling it makes an object, and "
-            "the later computations of the object would not be traced. Wrap the function that "
-            "calls the object, such as the loss, or decorate the class's __call__. For a Flax "
-            "Linen class use jmp_autocast.integrations.linen.autocast."
+            f"{by} takes a function, and {fn.__name__} is a class: a call of it only makes an "
+            "object. Wrap the function that calls the object, or decorate the class's __call__. "
+            "For a Flax Linen class use jmp_autocast.integrations.linen.autocast."
         )
     # A callable object is as lazy as its `__call__`.
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
@@ -350,10 +349,9 @@ def _explain_mutation(error: Exception, fn: Any) -> None:
 def _mutation_message(fn: Any, module: str) -> str:
     return (
         f"{name_of(fn)} changes the state of {module} (batch statistics, an RNG counter, a cache) "
-        "while autocast traces it, and the change would be lost. For Flax NNX use "
-        "jmp_autocast.integrations.nnx.autocast, which carries the state; once that module is "
-        "imported, cast_params, check_numerics, compare, explain, quantize_params and tune "
-        "carry it, too. If the change may be lost, as under jax.jit, write "
+        "while autocast traces it, and the change would be lost. Use "
+        "jmp_autocast.integrations.nnx.autocast, which carries the state; the tools carry it, too, "
+        "once that is imported. If the change may be lost, as under jax.jit, write "
         "nnx.merge(graphdef, state, copy=True). Otherwise return the new state from the function."
     )
 

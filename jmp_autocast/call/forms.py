@@ -39,10 +39,9 @@ class NoContext:
     def __enter__(self) -> NoReturn:
         """Raises TypeError."""
         raise TypeError(
-            "autocast is a function transform, as jax.jit is, not a context manager: JAX programs "
-            f"are traced, and with autocast(...): has nothing to trace. Write {LINE}, or "
-            "@autocast(policy=jnp.bfloat16) above the function. For a region inside the "
-            "function, write with full_precision(): or with compute_precision(dtype):."
+            "autocast is a function transform, as jax.jit is, not a context manager: with "
+            f"autocast(...): has nothing to trace. Write {LINE}, or @autocast(policy=jnp.bfloat16) "
+            "above the function. For a region inside the function write with full_precision():."
         )
 
     def __exit__(self, *error: object) -> None:
@@ -162,7 +161,6 @@ def check_linen(fn: Any, args: tuple[Any, ...] = ()) -> None:
         if module.scope is not None and module.scope.mutable is not False:
             raise TypeError(
                 f"autocast traces a method of {name}, a Flax Linen module that is being called: "
-                "its variables would leak from the trace. Use "
-                "jmp_autocast.integrations.linen.autocast, for a class or a method, or "
-                "autocast(model.apply) for the whole model."
+                "its variables would leak from the trace. Use autocast(model.apply), or for a part "
+                "of a model jmp_autocast.integrations.linen.autocast."
             )

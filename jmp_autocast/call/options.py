@@ -47,14 +47,8 @@ class Options:
         # Not earlier: `jax.distributed` has to be set up before the first use of a device.
         if not is_default(self.policy.compute_dtype):
             return self.policy, None
-        return with_compute_dtype(self.policy), preferred_for(default_device())
-
-
-def with_compute_dtype(policy: Policy) -> Policy:
-    """Returns the policy with a compute dtype: that of the device in place of the default."""
-    if not is_default(policy.compute_dtype):
-        return policy
-    return dataclasses.replace(policy, compute_dtype=preferred_for(default_device()).dtype)
+        choice = preferred_for(default_device())
+        return dataclasses.replace(self.policy, compute_dtype=choice.dtype), choice
 
 
 def autocast_options(

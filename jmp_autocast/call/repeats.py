@@ -48,6 +48,5 @@ class Repeats:
         return (
             f"{name} was called {self._calls} times outside of jit with arguments of the same "
             f"types, and autocast traces, plans and compiles it again at each call: the repeats "
-            f"took {self._seconds:.2g} s. Write fn = {jit}(autocast({name})){where}: it is traced "
-            "once."
+            f"took {self._seconds:.2g} s. Write fn = {jit}(autocast({name})){where}."
         )

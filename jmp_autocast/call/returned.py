@@ -27,11 +27,10 @@ def check_returned(leaf: Any, name: str) -> None:
     """
     if _holds_tracer(leaf, _DEPTH, set()):
         raise TypeError(
-            f"autocast({name}) traced a function that returns a value of type "
-            f"{type(leaf).__module__}.{type(leaf).__qualname__}, which holds arrays and is not a "
-            "valid JAX type. Return arrays in a pytree: a dict, a tuple, a NamedTuple or a class "
-            "registered with jax.tree_util.register_dataclass. To build a module, call its class "
-            "outside autocast and wrap the method that computes."
+            f"autocast({name}) traced a function that returns a {type(leaf).__qualname__}, which "
+            "holds arrays and is not a valid JAX type. Return arrays in a pytree: a dict, a tuple, "
+            "a NamedTuple or a class registered with jax.tree_util.register_dataclass. Build "
+            "modules outside autocast."
         )
 
 

@@ -6,10 +6,11 @@ requires JAX 0.10, to the newest one; `tests/project/test_public_names.py` finds
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -240,8 +241,9 @@ def methods_of(cls: type) -> list[Method]:
     return [(c, name) for name, c in found.items()]
 
 
-def patch_methods(methods: Iterable[Method], around: Callable[[str, Any], Any]) -> None:
-    """Replaces methods of classes until `unpatch_methods`.
+@contextlib.contextmanager
+def patched(methods: Collection[Method], around: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Replaces methods of classes inside the context.
 
     NNX has no hook around the call of a module; `nnx.tabulate` does the same. Threads share the
     classes, so that the last user of a method restores it.
@@ -256,15 +258,14 @@ def patch_methods(methods: Iterable[Method], around: Callable[[str, Any], Any]) 
                 _patched[cls, name] = [vars(cls)[name], 0]
                 setattr(cls, name, around(name, vars(cls)[name]))
             _patched[cls, name][1] += 1
-
-
-def unpatch_methods(methods: Iterable[Method]) -> None:
-    """Restores the methods of classes."""
-    with _lock:
-        for cls, name in methods:
-            _patched[cls, name][1] -= 1
-            if not _patched[cls, name][1]:
-                setattr(cls, name, _patched.pop((cls, name))[0])
+    try:
+        yield
+    finally:
+        with _lock:
+            for cls, name in methods:
+                _patched[cls, name][1] -= 1
+                if not _patched[cls, name][1]:
+                    setattr(cls, name, _patched.pop((cls, name))[0])
 
 
 # --- Linen ------------------------------------------------------------------------------------

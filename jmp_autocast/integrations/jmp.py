@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import jmp
 
-from ..call.options import with_compute_dtype
+from ..call.options import autocast_options
 from ..policies import FLOAT32, Policy, as_policy
 
 
@@ -39,7 +39,7 @@ def to_jmp(policy: Any) -> jmp.Policy:
         >>> to_jmp(BF16).compute_dtype.name
         'bfloat16'
     """
-    policy = with_compute_dtype(as_policy(policy))
+    policy, _ = autocast_options(as_policy(policy)).chosen
     default = Policy(policy.compute_dtype)
     names = {field.name for field in dataclasses.fields(policy)} - {"compute_dtype", "output_dtype"}
     # A warning, no error: code that casts by hand runs without them, at another precision.

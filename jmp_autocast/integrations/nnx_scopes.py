@@ -11,15 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from .flax_compat import (
-    give_path,
-    methods_of,
-    objects_in,
-    patch_methods,
-    path_of,
-    take_path,
-    unpatch_methods,
-)
+from .flax_compat import give_path, methods_of, objects_in, patched, path_of, take_path
 
 _local = threading.local()
 
@@ -60,14 +52,12 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     # Only a thread with a stack opens scopes: all threads share the classes.
     outer = getattr(_local, "stack", None)
     _local.stack = [] if outer is None else outer
-    patch_methods(methods, _in_scope)
     roots = list(nodes)
     try:
-        with _NAMED(True):
+        with patched(methods, _in_scope), _NAMED(True):
             yield roots
     finally:
         _local.stack = outer
-        unpatch_methods(methods)
     for _, module in _modules(roots):
         take_path(module, owner)
 

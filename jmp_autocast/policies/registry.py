@@ -161,10 +161,9 @@ def check_obeyed(primitive: str, policy: CastPolicy) -> None:
     if primitive in TRACED_FOR_DTYPES and policy is not CastPolicy.KEEP:
         raise ValueError(
             f"Primitive {primitive!r} holds a program that was traced for the dtypes of its "
-            f"operands, and cannot run on others: {policy.name} cannot be obeyed. Give the rule to "
-            "the function that calls it, and let it return Decision(emit=function, "
-            "operand_dtype=eqn.compute_dtype), which traces that function again; or cast where the "
-            "program calls it."
+            f"operands, and cannot run on others: {policy.name} cannot be obeyed. Give its caller "
+            "a rule that returns Decision(emit=function, operand_dtype=eqn.compute_dtype), which "
+            "traces the function again."
         )
 
 

@@ -121,10 +121,8 @@ def _words(scope: str, primitive: str, what: Any) -> tuple[str, str, str]:
         return scope, primitive, what.name
     raise TypeError(
         f"Cannot save the policy: the rule for primitive {primitive!r} is a function, "
-        f"{rule_name(what)} of module {getattr(what, '__module__', None)!r}, and a policy file "
-        "holds only data. Give the primitive a policy's name instead, such as 'FP32', or leave "
-        f"the rule out and call register_rule({primitive!r}, ...) in the code that loads the "
-        "file."
+        f"{rule_name(what)}, and a policy file holds only data. Give the primitive a policy's name "
+        f"instead, such as 'FP32', or call register_rule({primitive!r}, ...) in the program."
     )
 
 
@@ -204,9 +202,8 @@ def _check_versions(version: Any, rules_version: Any, start: str) -> None:
     if rules_version != RULES_VERSION:
         warnings.warn(
             f"{start} was saved under rules {shown(rules_version)}, and this jmp_autocast has "
-            f"rules {RULES_VERSION!r}: some equations may have other dtypes. CHANGELOG.md lists "
-            "them under 'Dtypes', and `explain` shows those of your program. Then save the policy "
-            f"again. {fix}",
+            f"rules {RULES_VERSION!r}: some equations may have other dtypes, which CHANGELOG.md "
+            f"lists under 'Dtypes'. Save the policy again. {fix}",
             stacklevel=4,
         )
 
