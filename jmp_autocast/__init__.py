@@ -1,6 +1,6 @@
 """Automatic mixed precision for JAX by jaxpr rewriting.
 
-The types of what the tools return are in `jmp_autocast.inspect`.
+The types of the tools' results are in `jmp_autocast.inspect`.
 """
 
 import importlib
@@ -85,14 +85,12 @@ _ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 
 
 def __getattr__(name: str) -> Any:
-    # A third of the package is its tools, which no training program needs: they are imported at
-    # their first use.
+    # The tools, a third of the package, are imported at their first use: training needs none.
     if name == "inspect" or name in _TOOLS:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
     if hint := hint_for(name, __name__):
-        # `from jmp_autocast import ...` asks by `hasattr`, and what it says of an AttributeError
-        # has no room for a hint. Who else asks by `hasattr` gets an answer.
+        # `from jmp_autocast import name` drops the hint of an AttributeError; `hasattr` needs one.
         caller = sys._getframe(1).f_globals.get("__name__")
         kind = ImportError if caller == "importlib._bootstrap" else AttributeError
         raise kind(f"{__name__} has no {name!r}. {hint}", name=__name__)

@@ -101,14 +101,14 @@ def autocast(
         policy: A `Policy`; or a compute dtype, ``float16`` or ``bfloat16``; or a string such as
             ``"params=float32,compute=bfloat16,output=float32"``; or a ``jmp.Policy``. None for
             ``Policy()``, whose compute dtype is that of the default backend: float16 on GPUs with
-            tensor cores for it alone (V100, T4), bfloat16 on all others. The backend is asked when
-            the program is traced.
+            tensor cores for it alone (V100, T4), bfloat16 on all others. It is chosen when the
+            program is traced.
         params: Which arguments hold parameters: a position or several, or a predicate of an array's
             path in the arguments (``"0/dense/kernel"``); ``()`` for none. None infers them from the
-            program, and never from a name: an argument holds parameters if it is a module (a pytree
-            that is called), or a container of arrays of which a product consumes one as its weight.
+            program, and never from a name: an argument holds parameters if it is a module (a
+            callable pytree), or a container with an array that a product consumes as its weight.
             Most parameters do not affect the choice of dtypes: a bias or a scale does not widen
-            what it is added to or multiplied with.
+            the other operand.
         output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
             that the program computed in, or the dtype of all float32 and 16-bit outputs. With
             ``"computed"``, a result that PyTorch's autocast leaves in 16 bits (an ELU, a variance)
@@ -150,7 +150,7 @@ def autocast(
 
 
 class Autocast(Wrapper, NoContext):
-    """A function in mixed precision: what `autocast` returns."""
+    """A function in mixed precision: the result of `autocast`."""
 
     is_whole = True  # the scopes that its policy names are in it, or misspelled
     inputs_are_leaves = True  # the inputs of a plan are the arrays of the arguments, in their order
@@ -159,8 +159,7 @@ class Autocast(Wrapper, NoContext):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         if not self._options.is_on:
-            # The mark tells an autocast around this one that the region is dealt with: nothing is
-            # cast.
+            # The mark keeps an outer autocast from casting in this region.
             args, kwargs = dequantized((args, kwargs))
             with jax.named_scope(mark(GOVERNED)), with_default_precision(), kernels_in(None):
                 return self._fn(*args, **kwargs)
@@ -180,7 +179,7 @@ class Autocast(Wrapper, NoContext):
         """Traces and plans a call without running it.
 
         Args:
-            *args: Positional arguments; a ``jax.ShapeDtypeStruct`` stands for an array.
+            *args: Positional arguments; a ``jax.ShapeDtypeStruct`` counts as an array.
             **kwargs: Keyword arguments.
 
         Raises:
@@ -198,17 +197,14 @@ class Autocast(Wrapper, NoContext):
 
     @staticmethod
     def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """True for a call that this kind of wrapper is made for; this one takes every call."""
+        """Returns whether this kind of wrapper is for such a call; this one is for every call."""
         return True
 
     @staticmethod
     def opened(
         fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[arguments.Opened]:
-        """Returns the context of a call, in which it is a function of arrays and the rest.
-
-        Pytrees are that already: modules of Equinox, variables of Linen, dicts of arrays.
-        """
+        """Returns the context of a call without the state of its objects; pytrees have none."""
         return nullcontext(arguments.Opened(fn, args, kwargs, params))
 
     def _options_of(self, call: arguments.Opened) -> Options:
@@ -216,18 +212,14 @@ class Autocast(Wrapper, NoContext):
         return dataclasses.replace(self._options, params=call.params)
 
     def keeping(self, residuals: ResidualChoice) -> Any:
-        """Returns the wrapper that keeps less for the backward pass, of the same function.
-
-        Args:
-            residuals: How much is kept, and where.
-        """
+        """Returns the wrapper of the same function that keeps less for the backward pass."""
         options = dataclasses.replace(self._options, residuals=residuals)
         return wrapper_of(self._fn, options, self._kind())
 
     def __repr__(self) -> str:
         policy = self._options.policy
         dtype = str(policy.compute_dtype)
-        # A device that was not asked for yet is not asked for a text.
+        # A `repr` does not set up a backend.
         if is_default(dtype) and backends_are_set_up():
             policy, choice = self._options.chosen
             dtype = f"{policy.compute_dtype} ({choice and choice.reason})"
@@ -245,26 +237,14 @@ STATEFUL_KINDS: list[type[Autocast]] = []
 
 
 def kind_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Autocast]:
-    """Returns the kind of wrapper that a call needs.
-
-    Args:
-        fn: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Returns the kind of wrapper that a call needs."""
     return next((kind for kind in STATEFUL_KINDS if kind.takes(fn, args, kwargs)), Autocast)
 
 
 def opened(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[arguments.Opened]:
-    """Returns the context of a call of any function, in which it is one of arrays and the rest.
-
-    Args:
-        fn: The function, with or without `autocast`.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-    """
+    """Returns the context of a call of any function, without the state of its objects."""
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 
@@ -287,10 +267,10 @@ class PlannedCall:
         call: The flattened arguments.
         traced: The jaxpr of the function.
         closed: The same, prepared for planning.
-        planner: Plans the derivative rules that come into being later.
+        planner: Plans the derivative rules that JAX traces later.
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
-        choice: What the backend chose, None where nobody asked it.
+        choice: The choice of a default compute dtype, None for a dtype of the policy.
         untrained: As for `arguments.Opened`.
     """
 
@@ -308,24 +288,19 @@ class PlannedCall:
 
         Args:
             *arrays: The array arguments of the call.
-            planned: Is called with the plan of each derivative or batching rule of the user's own,
-                which comes into being, and is planned, when JAX differentiates or maps.
+            planned: Is called with the plan of each of the user's derivative and batching rules,
+                which are planned when JAX differentiates or maps.
         """
         declared = functools.partial(self.declared, planned=planned)
-        # Without a loop there is nothing to plan, and the program is not traced once more for it.
+        # Without a loop there is nothing to plan, and no need for another trace.
         if not may_plan(self.closed, self.residuals):
             return declared(*arrays)
         closed, is_param = fresh_make_jaxpr(declared, *arrays), self.call.is_param
         return run_planned(closed, is_param, self.residuals, arrays)
 
     def declared(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
-        """Runs the planned program as `rewritten`, and keeps what it keeps by itself.
-
-        Args:
-            *arrays: As for `rewritten`.
-            planned: As for `rewritten`.
-        """
-        # A derivative rule that is made here is traced later, and calls kernels as well.
+        """Runs the planned program as `rewritten`, with the residuals that it declares."""
+        # Derivative rules are traced later, and may call kernels.
         kernels = kernels_of(self.planner.policy) if self.planner.has_rules else nullcontext()
         with jax.named_scope(mark(GOVERNED)), kernels:
             label = _reason if ANNOTATED.value else None
@@ -343,7 +318,7 @@ def plan_call(
         options: The options of its wrapper.
         args: Positional arguments, any pytrees.
         kwargs: Keyword arguments, any pytrees.
-        abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
+        abstract: Whether a ``jax.ShapeDtypeStruct`` counts as an array.
     """
     policy, choice = options.chosen
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
@@ -361,30 +336,22 @@ def plan_call(
     wants = [want_of(v.aval, options.output_dtype) for v in body.outvars]
     plan = planner.plan_program(closed, inputs, wants)
     if options.output_dtype == "computed":
-        # Its readers inside keep the dtypes that serve them.
+        # Consumers inside the program keep the dtypes that serve them.
         plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
-    return PlannedCall(
-        call,
-        traced,
-        closed,
-        planner,
-        plan,
-        options.residuals,
-        choice,
-    )
+    return PlannedCall(call, traced, closed, planner, plan, options.residuals, choice)
 
 
 def run_call(
     wrapper: Autocast, fn: Callable[..., Any], options: Options, args: Any, kwargs: Any
 ) -> Any:
-    """One call: trace -> plan -> rewrite -> run, in the ambient trace.
+    """Runs one call: trace -> plan -> rewrite -> run, in the ambient trace.
 
     Args:
-        wrapper: What is called.
-        fn: Its function, or what that became when the call was opened.
-        options: The options for it.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        wrapper: The wrapper.
+        fn: Its function, or the function of the opened call.
+        options: The options of the call.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
     """
     start = repeats.clock()
     register_with_imported()
@@ -392,12 +359,10 @@ def run_call(
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)
     call, closed = planned.call, planned.closed
-    if kept := guarded_products(planned.plan):
-        message = kept.message(arguments.name_of(fn), planned.planner.policy.compute_dtype)
-        warnings.warn(message, stacklevel=3)
-    if wide := wide_kernels(planned.plan):
-        message = wide.message(arguments.name_of(fn), planned.planner.policy.compute_dtype)
-        warnings.warn(message, stacklevel=3)
+    for kept in (guarded_products(planned.plan), wide_kernels(planned.plan)):
+        if kept:
+            dtype = planned.planner.policy.compute_dtype
+            warnings.warn(kept.message(arguments.name_of(fn), dtype), stacklevel=3)
     outputs = planned.rewritten(*call.arrays)
     avals = [v.aval for v in body_of(closed).outvars]
     outputs = [

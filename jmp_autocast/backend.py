@@ -1,16 +1,13 @@
-"""Which device a program is for: in which dtypes it multiplies, and how XLA rounds there."""
+"""The device of a program: the dtypes of its matrix units, and the rounding of XLA on it."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from typing import NamedTuple
 
 import jax
 import numpy as np
 from jax import numpy as jnp
-
-from .cpu_kernels import cpu_kernels
 
 # XLA may leave out a rounding to 16 bits and back; XLA:CPU does so for a convolution's kernel.
 EVERY_ROUNDING = {"xla_allow_excess_precision": False}
@@ -45,7 +42,7 @@ class Hardware(NamedTuple):
     Args:
         platform: ``"cpu"``, ``"gpu"`` (``"cuda"``, ``"rocm"``), ``"tpu"`` or another.
         kind: Its name, for messages.
-        capability: What JAX says of a GPU: ``"8.0"``, or ``"gfx90a"``; "" of anything else.
+        capability: JAX's name of a GPU's capability: ``"8.0"``, or ``"gfx90a"``; "" for none.
     """
 
     platform: str
@@ -54,7 +51,7 @@ class Hardware(NamedTuple):
 
 
 def default_device() -> Hardware:
-    """Returns the device that a program runs on where nobody chooses another."""
+    """Returns the default device of JAX."""
     device = jax.devices()[0]
     # JAX does not document the attribute, and devices other than GPUs lack it.
     capability = str(getattr(device, "compute_capability", ""))
@@ -84,57 +81,37 @@ def has_float8_units(hardware: Hardware) -> bool:
     return "float8" in (_units(hardware) or ())
 
 
-@dataclasses.dataclass(frozen=True)
-class Choice:
-    """A compute dtype, and why.
+class Choice(NamedTuple):
+    """A compute dtype, float16 or bfloat16, and the reason for it, in words."""
 
-    Args:
-        dtype: float16 or bfloat16, None where neither makes matmuls faster.
-        reason: The reason, in words.
-    """
-
-    dtype: np.dtype | None
+    dtype: np.dtype
     reason: str
 
 
-def choose_for(hardware: Hardware) -> Choice:
-    """Returns the 16-bit dtype that the matrix units of a device multiply, and why.
-
-    Example:
-        >>> choose_for(Hardware("gpu", "Tesla T4", "7.5"))
-        Choice(dtype=dtype('float16'), reason='Tesla T4 has tensor cores for float16 alone')
-    """
-    kind, capability, units = hardware.kind, hardware.capability, _units(hardware)
-    if hardware.platform == "cpu":
-        kernels = cpu_kernels()
-        return Choice(_BFLOAT16 if kernels.wide else None, kernels.reason)
-    if units is None:
-        return Choice(None, f"nothing is known of 16 bits on {kind} ({hardware.platform})")
-    # As NVIDIA calls its own: only its GPUs have a number for a capability.
-    what = "tensor cores" if capability[:1].isdigit() else "matrix units"
-    if "bfloat16" in units:
-        return Choice(_BFLOAT16, f"the {what} of {kind} multiply bfloat16")
-    if "float16" in units:
-        return Choice(_FLOAT16, f"{kind} has {what} for float16 alone")
-    if what == "tensor cores":
-        return Choice(None, f"{kind} has no tensor cores")
-    of = f"{kind} ({capability})" if capability else kind
-    return Choice(None, f"{of} has no matrix units for 16 bits")
-
-
 def preferred_for(hardware: Hardware) -> Choice:
-    """Returns what a policy without a compute dtype stands for on a device: 16 bits in any case.
+    """Returns the default compute dtype of a device: that of its matrix units, or bfloat16.
 
     Example:
         >>> [str(preferred_for(Hardware("gpu", "a GPU", n)).dtype) for n in ("7.5", "8.0")]
         ['float16', 'bfloat16']
-        >>> preferred_for(Hardware("cpu", "cpu")).reason
-        'the default on a CPU'
+        >>> preferred_for(Hardware("gpu", "Tesla T4", "7.5")).reason
+        'Tesla T4 has tensor cores for float16 alone'
     """
-    # What a CPU has kernels for takes 0.1 s to find out, and would not change the answer.
+    kind, capability, units = hardware.kind, hardware.capability, _units(hardware)
+    # To find out about the kernels of a CPU takes 0.1 s, and would not change the result.
     if hardware.platform == "cpu":
         return Choice(_BFLOAT16, "the default on a CPU")
-    choice = choose_for(hardware)
-    if choice.dtype is not None:
-        return choice
-    return Choice(_BFLOAT16, f"the default, although {choice.reason}")
+    # NVIDIA's word: only its GPUs have a number for a capability.
+    what = "tensor cores" if capability[:1].isdigit() else "matrix units"
+    if units is None:
+        reason = f"nothing is known of 16 bits on {kind} ({hardware.platform})"
+    elif "bfloat16" in units:
+        return Choice(_BFLOAT16, f"the {what} of {kind} multiply bfloat16")
+    elif "float16" in units:
+        return Choice(_FLOAT16, f"{kind} has {what} for float16 alone")
+    elif what == "tensor cores":
+        reason = f"{kind} has no tensor cores"
+    else:
+        of = f"{kind} ({capability})" if capability else kind
+        reason = f"{of} has no matrix units for 16 bits"
+    return Choice(_BFLOAT16, f"the default, although {reason}")

@@ -1,4 +1,4 @@
-"""`cast_params`: the parameters that a program reads in 16 bits alone, stored in 16 bits."""
+"""`cast_params`: stores parameters in 16 bits if all their uses are in 16 bits."""
 
 from __future__ import annotations
 
@@ -50,9 +50,9 @@ def cast_params(
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: As for `autocast`; None for the wrapper's own, or the default.
         check: Also runs both programs on the arguments, and compares the bits of all results, and
-            of the state that an NNX module changes, where XLA rounds wherever the program says so.
-            With ``xla_allow_excess_precision``, its default, XLA may leave out that rounding of a
-            float32 weight; no stored weight lacks it. The arguments stay as they are.
+            of the state that an NNX module changes, compiled so that XLA leaves out no rounding.
+            With ``xla_allow_excess_precision``, its default, XLA may leave out the rounding of a
+            float32 weight, but not of a stored one. The arguments are not changed.
         donate: Deletes each float32 leaf as soon as its 16-bit copy is made, so that memory never
             holds more than the tree and one leaf.
         **kwargs: The keyword arguments of ``fn``.
@@ -84,10 +84,10 @@ def cast_params(
         True
     """
     wrapper = wrapper_of_program(fn, policy, "cast_params", (params, *args), kwargs)
-    if is_switched_off():  # as the program reads them then
+    if is_switched_off():  # the program then reads float32
         return params
     program = PlannedParams(wrapper, "cast_params", params, args, kwargs)
-    # What `quantize_params` would store in 8 bits is left to it, whatever the batch is here.
+    # Parameters that `quantize_params` would store in 8 bits are left to it, for any batch.
     serving = program.known(untrained) if may_use_float8(wrapper.policy) else program
     pairs = zip(program.reads(), serving.reads(), strict=True)
     dtypes = [

@@ -1,10 +1,10 @@
-"""Which bfloat16 matmuls XLA:CPU hands to a kernel that is faster than float32: asked, not listed.
+"""Which bfloat16 matmuls XLA:CPU runs in a kernel that is faster than float32.
 
-What XLA does with a 16-bit matmul on a CPU changes with its versions and flags: JAX 0.10 has fast
-kernels for float32 results, 0.12 for both, and a flag turns them off. So one small program is
-compiled (0.1 s, once per process, and never at import) and read. Whether the kernels are fast the
-program does not say: they also exist for CPUs that widen each number. That the CPU says itself,
-and ``XLA_FLAGS=--xla_cpu_max_isa=AVX2`` has one with units do what one without does.
+The kernels change with the versions and flags of XLA: JAX 0.10 has fast ones for float32 results,
+0.12 for both, and a flag turns them off. So one small program is compiled (0.1 s, once per process,
+and never at import), and its text searched for kernels. They also exist for CPUs that widen each
+number, and are slow there; the features of the CPU decide. With
+``XLA_FLAGS=--xla_cpu_max_isa=AVX2`` a CPU with bfloat16 units counts as one without.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# What multiplies bfloat16, as Linux names it: Intel's and AMD's CPUs, and Arm's.
+# Units that multiply bfloat16, as Linux names them: of Intel's and AMD's CPUs, and of Arm's.
 UNITS = ("amx_bf16", "avx512_bf16", "bf16")
 # Values of `xla_cpu_max_isa` that leave these units out.
 _OLDER = ("SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI")
@@ -26,7 +26,7 @@ _CPUINFO = pathlib.Path("/proc/cpuinfo")
 
 
 class CPUKernels(NamedTuple):
-    """What a CPU multiplies fast in bfloat16.
+    """The bfloat16 products that are fast on a CPU.
 
     Args:
         wide: Whether a product with a float32 result runs in a fast kernel.
@@ -40,7 +40,7 @@ class CPUKernels(NamedTuple):
 
 
 def cpu_kernels() -> CPUKernels:
-    """Returns what the CPU at hand multiplies fast, found out once per process.
+    """Returns the fast products of this CPU, which are found once per process.
 
     Example:
         >>> kernels = cpu_kernels()
@@ -80,7 +80,7 @@ def _has_kernel(dtype: Any) -> bool:
     """Returns whether a compiled product reads bfloat16 in a library's kernel."""
     operand = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16)
     product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=dtype))
-    # The probe is asked while another program is lowered, perhaps for a mesh.
+    # The probe may be compiled while another program is lowered, perhaps for a mesh.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         text = product.lower(operand, operand).compile().as_text() or ""
     # Without a kernel XLA converts the operands to float32, or leaves a naked `dot`.

@@ -1,4 +1,4 @@
-"""`keep_less`: a function transform that plans what is kept for the backward pass."""
+"""`keep_less`: a function transform that plans the residuals of the backward pass."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ def keep_less(
 ) -> Any:
     """Keeps fewer bytes for the backward pass, and computes cheap values again instead.
 
-    A minimum cut over the traced program chooses what is kept: results of matmuls and convolutions,
-    the residual stream, and small statistics. Elementwise operations between them (norms,
-    activations, softmaxes, masks, casts) are computed again in the backward pass; a matmul or
-    convolution never is. The function computes the same values, in the dtypes that it declares. It
-    may be any function, in float32 or in mixed precision, such as what `autocast` returned.
+    A minimum cut over the traced program chooses the values to keep: results of matmuls and
+    convolutions, the residual stream, and small statistics. Elementwise operations between them
+    (norms, activations, softmaxes, masks, casts) are computed again in the backward pass; a matmul
+    or convolution never is. The function computes the same values, in the dtypes that it declares.
+    It may be any function, in float32 or in mixed precision, such as the result of `autocast`.
 
     These are never computed again: random bits, gathers, sorts, collectives, equations with effects
     or with a derivative rule of their own, values that are named for a `jax.checkpoint` policy, and
@@ -69,7 +69,7 @@ def keep_less(
         keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_rules`, in which
             nothing is computed again.
         params: As for `autocast`: which arguments are in memory anyway, even when moved or cast.
-            What `autocast` returned has its own.
+            The result of `autocast` has its own.
 
     Returns:
         The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and
@@ -100,12 +100,7 @@ def keep_less(
 
 @dataclasses.dataclass(frozen=True)
 class KeepOptions:
-    """The checked options of a wrapper.
-
-    Args:
-        choice: How much is kept, and where.
-        params: As `arguments.check_params` returned it.
-    """
+    """The checked options of a wrapper: how much is kept and where, and the parameters."""
 
     choice: ResidualChoice
     params: Any
@@ -116,15 +111,15 @@ def _keeping(fn: Any, options: KeepOptions) -> Any:
         return wrapper_of(fn, options, KeepLess)
     if options.params is not None:
         raise ValueError(
-            "keep_less got params= for a function that autocast has wrapped, and that knows its "
-            "parameters. Write keep_less(autocast(fn, params=...))."
+            "keep_less got params= for a function that autocast has wrapped with its own. Write "
+            "keep_less(autocast(fn, params=...))."
         )
     # Planned as one: the state of its objects and its parameters are known there.
     return fn.keeping(options.choice)
 
 
 class KeepLess(Wrapper):
-    """A function that keeps less for its backward pass: what `keep_less` returns."""
+    """A function that keeps less for its backward pass: the result of `keep_less`."""
 
     _by = "keep_less"
     _fix = staticmethod(lambda value: "Pass options by keyword: @keep_less(residuals=...).")
@@ -152,7 +147,7 @@ class KeepLess(Wrapper):
         Args:
             args: Positional arguments, any pytrees.
             kwargs: Keyword arguments, any pytrees.
-            abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
+            abstract: Whether a ``jax.ShapeDtypeStruct`` counts as an array.
         """
         call = arguments.flatten(self._fn, self._options.params, args, kwargs, abstract)
         # Not from JAX's cache: the function may close over arrays that have changed since.

@@ -1,4 +1,4 @@
-"""The leaves of a program's parameters: how it reads each, and what it computes from other ones."""
+"""The uses of each parameter in a planned program, and runs with other parameters."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from .policies.callables import name_of
 
 
 class PlannedParams:
-    """A planned call of a program, and where the leaves of its first argument enter it.
+    """A planned call of a program, and the inputs that are leaves of its first argument.
 
     Args:
         wrapper: The program.
-        by: The public function that asks, for messages.
+        by: The public function, for messages.
         params: The first argument.
         args: The other positional arguments.
         kwargs: The keyword arguments.
-        declared: From a leaf to what the program is planned for in its place.
+        declared: From a leaf to the leaf for which the program is planned.
 
     Raises:
         ValueError: The wrapper is not enabled.
@@ -56,8 +56,8 @@ class PlannedParams:
         leaves = list(map(declared, self.leaves)) if declared else self.leaves
         is_by_place = wrapper.inputs_are_leaves
         if not is_by_place:
-            # The inputs have another order than the leaves, and what stands twice is one of them:
-            # they are found by identity, which the types of arrays get here.
+            # The inputs have another order than the leaves, and a shared leaf is one input: they
+            # are found by identity, for which abstract leaves are copied.
             leaves = [x.update() if is_abstract(x) else x for x in leaves]
         self.planned: PlannedCall = wrapper.planned(
             self.structure.unflatten(leaves), *args, **kwargs
@@ -72,11 +72,7 @@ class PlannedParams:
         )
 
     def known(self, inputs: Callable[[Sequence[ValueState]], Sequence[ValueState]]) -> Self:
-        """Returns the program, planned with something else known of its inputs.
-
-        Args:
-            inputs: From what was known of them to what is.
-        """
+        """Returns the program, planned for the input states that ``inputs`` returns."""
         planned = self.planned
         states = inputs(planned.plan.inputs)
         plan = planned.planner.plan_program(planned.closed, states, planned.plan.wants)
@@ -85,11 +81,7 @@ class PlannedParams:
         return other
 
     def reads(self) -> list[Read | None]:
-        """Returns the one way in which the program reads each float32 leaf.
-
-        Returns:
-            None for a leaf that is read in several ways, in none, or that is of another dtype.
-        """
+        """Returns the use of each float32 leaf, None for several uses, none, or another dtype."""
         plan = self.planned.plan
         ways = read_dtypes(plan)
         found: list[set[Read | None]] = [set() for _ in self.leaves]
@@ -101,7 +93,7 @@ class PlannedParams:
         """Runs the program: its results, and the state that it changed.
 
         Args:
-            leaves: What stands for the leaves of the parameters; they are widened in the program.
+            leaves: Values for the leaves of the parameters; they are widened in the program.
 
         Raises:
             ValueError: An argument has no values.
@@ -121,7 +113,7 @@ class PlannedParams:
             wide = [x if d in (None, x.dtype) else jnp.asarray(x, d) for x, d in pairs]
             return self.planned.rewritten(*wide)
 
-        # A rounding that XLA leaves out would tell programs of equal numbers apart.
+        # If XLA left out a rounding, equal programs would have different results.
         return jax.jit(run, compiler_options=EVERY_ROUNDING)(arrays)
 
 
@@ -132,9 +124,9 @@ def check_equal(
 
     Args:
         fn: The program.
-        found: What it computed from stored parameters.
-        expected: What it should compute.
-        stored_in: How they are stored, in words.
+        found: Its results with stored parameters.
+        expected: Its results with the original parameters.
+        stored_in: The format of the stored parameters, in words.
     """
     pairs = enumerate(zip(found, expected, strict=True))
     if differing := [i for i, pair in pairs if not _same_bits(*pair)]:
@@ -147,13 +139,13 @@ def check_equal(
 def wrapper_of_program(
     fn: Any, policy: Any, by: str, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Autocast:
-    """Returns the wrapper whose plan says how a function reads its parameters.
+    """Returns the wrapper of a function that is planned.
 
     Args:
         fn: The function, or a wrapper of it.
         policy: Its policy, None for the wrapper's own.
         by: The public function that takes both, for messages.
-        args: The positional arguments of a call: objects with state have a wrapper of their kind.
+        args: The positional arguments of a call: objects with state need a wrapper of their kind.
         kwargs: Its keyword arguments.
 
     Raises:
@@ -180,14 +172,13 @@ def is_abstract(leaf: Any) -> bool:
 def each_once(
     leaves: list[Any], reads: list[Any], store: Callable[[Any, Any], Any], donate: bool
 ) -> list[Any]:
-    """Returns what is stored for each leaf, one object for an array that stands twice.
+    """Returns the stored form of each leaf, one object for a shared array.
 
     Args:
         leaves: The leaves.
-        reads: How each of them is read.
-        store: From a leaf and how it is read to what is stored.
-        donate: Each array is deleted as soon as what is stored in its place is computed, unless a
-            leaf is stored as it is.
+        reads: The use of each of them.
+        store: From a leaf and its use to the stored leaf.
+        donate: Whether each array is deleted as soon as its stored form is computed, if it differs.
     """
     made: dict[Any, Any] = {}
     left, kept = collections.Counter(map(id, leaves)), set()
@@ -204,7 +195,7 @@ def each_once(
 
 
 def _delete_when_done(leaf: Any, small: Any) -> None:
-    """Deletes an array as soon as what is stored in its place is computed."""
+    """Deletes an array as soon as its stored form is computed."""
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
         jax.block_until_ready(small)
         leaf.delete()

@@ -1,4 +1,4 @@
-"""`quantize_params`: the weights of products in 8 bits, stored in 8 bits, for inference."""
+"""`quantize_params`: stores the weights of 8-bit products in 8 bits, for inference."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def quantize_params(
     of tokens: a batch of 1 as well, which products of float32 parameters multiply in 16 bits. The
     tree is the same whatever batch it is made for.
 
-    A leaf is quantized if all its readers are products in 8 bits that read the whole leaf. They may
-    read it transposed, reshaped, or one layer of a stack in each iteration of a ``scan``, where
-    each layer has a scale of its own. A weight stays as it is if anything else reads it, such as an
-    embedding that also makes logits, or if a product reads only a part of it. `cast_params` stores
-    in 16 bits what stays, before or after.
+    A leaf is quantized if all its consumers are products in 8 bits that read the whole leaf. They
+    may read it transposed, reshaped, or one layer of a stack in each iteration of a ``scan``, which
+    has a scale for each layer. A weight stays float32 if anything else reads it, such as an
+    embedding that is also the head, or if a product reads only a part of it. `cast_params` stores
+    the remaining leaves in 16 bits, before or after.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
@@ -68,17 +68,16 @@ def quantize_params(
             Shardings stay; a scale is on all devices.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: A policy with ``matmul="float8"``; None for the wrapper's own.
-        check: Also runs the program on the arguments, from the parameters and from what is stored,
+        check: Also runs the program on the arguments, with the parameters and with the stored tree,
             and compares the bits of all results, and of the state that an NNX module changes. The
-            arguments stay as they are.
+            arguments are not changed.
         donate: Deletes each float32 leaf as soon as its 8-bit copy is made, so that memory never
             holds more than the tree and one leaf.
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
-        A pytree of the structure of ``params``, with a `QuantizedArray` for each such leaf. If
-        there is no such leaf, a warning says so. With ``JMP_AUTOCAST=0`` in the environment it is
-        ``params`` itself.
+        A pytree of the structure of ``params``, with a `QuantizedArray` for each such leaf. Without
+        such a leaf it warns. With ``JMP_AUTOCAST=0`` in the environment it is ``params`` itself.
 
     Raises:
         TypeError: ``fn`` is not callable.
@@ -107,7 +106,7 @@ def quantize_params(
     by = "quantize_params"
     wrapper = wrapper_of_program(fn, policy, by, (params, *args), kwargs)
     _check_recipe(wrapper.policy, name_of(fn))
-    if is_switched_off():  # as the program reads them then
+    if is_switched_off():  # the program then reads float32
         return params
     program = PlannedParams(wrapper, by, params, args, kwargs, declared=_widened).known(untrained)
     leaves, reads, restored = program.leaves, program.reads(), program.structure.unflatten
@@ -122,7 +121,7 @@ def quantize_params(
     return restored(stored)
 
 
-# What a user may change of what keeps products in 16 bits.
+# Fixes, by the causes that keep products in 16 bits.
 _FIXES = {
     "below the minimum": " Float8(minimum=...) sets it.",
     "no other matrix product follows": " Float8(skip=()) takes such products, too.",
@@ -131,21 +130,21 @@ _FIXES = {
 
 
 def _widened(leaf: Any) -> Any:
-    """Returns what a leaf is in the program: what a checkpoint holds in 16 bits is float32."""
+    """Returns the leaf for which the program is planned: float32 for a 16-bit leaf."""
     is_narrow = getattr(leaf, "dtype", None) in COMPUTE_DTYPES
     return jax.eval_shape(lambda x: x.astype(FLOAT32), leaf) if is_narrow else leaf
 
 
 def _nothing_stored(name: str, plan: Plan) -> str:
-    """Returns the warning of a program that reads no parameter in 8 bits alone, with what to do."""
+    """Returns the warning of a program that reads no parameter in 8 bits alone."""
     reasons = [visit.plan.reason for visit in walk_plan(plan)]
     start = f"quantize_params stored no parameter of {name} in 8 bits"
     causes = collections.Counter(r.cause for r in reasons if r.code is ReasonCode.NOT_FLOAT8)
     if not causes or any(r.code is ReasonCode.FLOAT8 for r in reasons):
-        return f"{start}: something else reads what its products read, or they read parts of it."
+        return f"{start}: its products share their weights with other operations, or read parts."
     ((cause, _),) = causes.most_common(1)
     fix = next((fix for words, fix in _FIXES.items() if words in cause), "")
-    return f"{start}: {cause}.{fix} jmp_autocast.explain says of each product why."
+    return f"{start}: {cause}.{fix} jmp_autocast.explain shows the reason for each product."
 
 
 def _check_recipe(policy: Policy, name: str) -> None:
@@ -166,10 +165,7 @@ def _check_recipe(policy: Policy, name: str) -> None:
 
 
 def _stored(leaf: Any, read: Any) -> Any:
-    """Returns a leaf in 8 bits, with scales of their own along its first dimensions.
-
-    What is read in another way is returned as it is.
-    """
+    """Returns a leaf in 8 bits, with scales along its first dimensions, if its use allows it."""
     if not isinstance(read, Copied) or read.slices is None:
         return leaf
     scales = read.slices
@@ -192,5 +188,5 @@ def _quantized(scales: int, *shardings: Any) -> Callable[[Any], QuantizedArray]:
         copies = key.copies(x, {}, Weight(scales))
         return QuantizedArray(copies[key], copies[ScaleOf(key)])
 
-    # As one program, which makes no float32 array on the way.
+    # As one program, without a float32 array in between.
     return jax.jit(quantized, out_shardings=QuantizedArray(*shardings))

@@ -28,10 +28,10 @@ GOVERNED = "declared"
 
 
 BECAUSE = "because "
-"""The start of the mark that `explain` has each equation carry: dtype, code and cause."""
+"""The start of the mark of an equation in `explain`: dtype, code and cause."""
 
 CAST = "cast"
-"""The mark of a cast that is not the program's: back to the declared dtype it changes nothing."""
+"""The mark of a cast of this package: back to the declared dtype it changes nothing."""
 
 P = ParamSpec("P")
 _WRITTEN = {
@@ -41,11 +41,7 @@ _WRITTEN = {
 
 
 class _Opens(Generic[P]):
-    """A function that returns a context. Entered, or given a function, it says that it is called.
-
-    Args:
-        fn: The function.
-    """
+    """A function that returns a context; entering it, or decorating with it, raises TypeError."""
 
     __name__: str
 
@@ -102,8 +98,8 @@ def full_precision() -> contextlib.AbstractContextManager[Any]:
         >>> f(jnp.ones((8, 8))).dtype
         dtype('float32')
     """
-    # A scope and not an equation: it survives every transformation of JAX, and costs nothing where
-    # nobody reads it.
+    # A scope and not an equation: it survives every transformation of JAX, and is free outside
+    # autocast.
     return jax.named_scope(mark(FULL))
 
 
@@ -148,7 +144,7 @@ def mark(name: str) -> str:
 
 
 def read_mark(scope: str) -> str | None:
-    """Returns what a scope name marks, None where it is no mark.
+    """Returns the name in a mark, None for any other scope.
 
     Example:
         >>> read_mark("autocast[float16]"), read_mark("Dense_0")

@@ -30,18 +30,18 @@ from ..policies.callables import (
 from ..policies.errors import did_you_mean, shown, wrong_type
 from ..policies.rules import unmatched_patterns
 from ..scopes import read_mark
-from .forms import check_linen, check_no_class
-from .guess_params import is_module, root_of, with_weights
+from .forms import check_linen
+from .params import is_module, root_of, with_weights
 from .returned import check_returned
 
 mark_frames(__file__)
 
 
 Params: TypeAlias = int | Sequence[int] | Callable[[str], bool] | None
-"""Positions of arguments, a predicate of an array's path, None for those that are consumed so."""
+"""Positions of arguments, a predicate of an array's path, or None to infer them."""
 
 
-# They compute when nobody traces any more: all of it would run in float32, in silence.
+# They compute after the trace is over: all of it would run in float32, in silence.
 _LAZY = {
     "a generator": inspect.isgeneratorfunction,
     "a coroutine": inspect.iscoroutinefunction,
@@ -50,18 +50,24 @@ _LAZY = {
 
 
 def check_function(fn: Any, by: str, fix: str) -> None:
-    """Raises TypeError for what is not callable, a class, or what computes after it has returned.
+    """Raises TypeError for a value that is no function, or computes after it has returned.
 
     Args:
-        fn: What should be a function.
-        by: The public function that takes it.
-        fix: What to do about something that is not callable.
+        fn: The value.
+        by: The public function that takes it, for messages.
+        fix: The fix for a value that is not callable.
     """
     # The scalar types, such as jnp.bfloat16, are callable.
     numpy_scalar = isinstance(fn, type) and issubclass(fn, np.generic)
     if not callable(fn) or type(fn) is type(jnp.float32) or numpy_scalar:
         raise wrong_type(f"{by} takes a callable", fn, fix)
-    check_no_class(fn, by)
+    # A class whose objects are called: the trace would see the construction of an object alone.
+    if isinstance(fn, type) and any("__call__" in vars(base) for base in fn.__mro__):
+        raise TypeError(
+            f"{by} takes a function, and {fn.__name__} is a class: a call of it only makes an "
+            "object. Wrap the function that calls the object, or decorate the class's __call__. "
+            "For a Flax Linen class use jmp_autocast.integrations.linen.autocast."
+        )
     # A callable object is as lazy as its `__call__`.
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
     for what, is_lazy in _LAZY.items():
@@ -74,11 +80,7 @@ def check_function(fn: Any, by: str, fix: str) -> None:
 
 
 def check_params(params: Any) -> Any:
-    """Returns ``params`` in a hashable form.
-
-    Raises:
-        TypeError: It is neither positions nor a predicate.
-    """
+    """Returns ``params`` in a hashable form; raises TypeError for an invalid value."""
     if params is None:
         return None
     if is_function(params):
@@ -94,26 +96,21 @@ def check_params(params: Any) -> Any:
 
 
 def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
-    """Raises ValueError where ``fn``'s signature has no such argument."""
+    """Raises ValueError if the signature of ``fn`` lacks one of the positions ``params``."""
     signature = signature_of(fn) if isinstance(params, tuple) else None
-    if signature is None:  # a predicate, or a builtin: the call will tell
+    if signature is None:  # a predicate, or a builtin, which is checked at the call
         return
-    # `*args` may take any number: whether a position exists shows at the call.
+    # `*args` may take any number of arguments, and is checked at the call.
     if all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values()):
         count = len(positional_names(fn))
         _check_range(params, count, f": {name_of(fn)} takes ", ", numbered from 0.")
 
 
 def param_positions(fn: Callable[..., Any], params: tuple[int, ...], count: int) -> set[int]:
-    """Returns the positions of the arguments of one call that hold parameters.
-
-    Args:
-        fn: The function.
-        params: Positions; those below 0 count from the end.
-        count: The number of positional arguments of the call.
+    """Returns the positions of the parameters among ``count`` positional arguments of a call.
 
     Raises:
-        ValueError: The call passes fewer positional arguments than ``params`` names.
+        ValueError: A position is out of range.
     """
     after = (
         f" in this call of {name_of(fn)}. Pass the parameters by position, or give params a "
@@ -136,11 +133,11 @@ class Call:
 
     Args:
         arrays: The array leaves of the arguments.
-        sources: What kind of source each is: a parameter or data.
+        sources: The kind of each source: a parameter or data.
         paths: The path of each in the arguments, such as ``"0/dense/kernel"``.
         traceable: The function of the array leaves that returns the array leaves of the result.
         unflatten: Puts the result's static leaves back around its arrays.
-        infers_params: The user did not say what is a parameter.
+        infers_params: Whether the program decides which arrays are parameters.
     """
 
     arrays: list[Any]
@@ -151,11 +148,7 @@ class Call:
     infers_params: bool = False
 
     def look_at(self, traced: AnyJaxpr) -> None:
-        """Infers which arrays are parameters, where the user did not say, from the program.
-
-        Args:
-            traced: The closed jaxpr of `traceable`.
-        """
+        """Infers which arrays are parameters from the closed jaxpr of `traceable`, if needed."""
         if self.infers_params:
             self.sources = list(with_weights(self.paths, self.sources, traced))
 
@@ -166,33 +159,28 @@ class Call:
 
     @property
     def shapes(self) -> list[Any]:
-        """What stands for the arrays where nothing is computed: each has a shape and a dtype."""
+        """Values with the shapes and dtypes of the arrays."""
         return [x if hasattr(x, "shape") else jax.typeof(x) for x in self.arrays]
 
 
 @dataclasses.dataclass(frozen=True)
 class InModules:
-    """Parameters that lie in modules; dataflow says what else is one.
-
-    Args:
-        is_param: A predicate of an array's path.
-    """
+    """Known parameters, by a predicate of an array's path; dataflow infers the others."""
 
     is_param: Callable[[str], bool]
 
 
 class Opened(NamedTuple):
-    """A call as a function of arrays and the rest, with the state of its objects taken out.
+    """A call as a function of arrays and static values, without the state of its objects.
 
     Args:
         fn: The function.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
-        params: Which of its arrays are parameters, as `flatten` takes it.
-        untrained: True for the path of an array that a gradient by its argument leaves out, as
-            the framework's own does.
-        finish: Takes what the function returned: puts the state back into the caller's objects,
-            and returns the result of the caller's function.
+        params: Which of its arrays are parameters, for `flatten`.
+        untrained: True for the path of an array that the framework's own gradient leaves out.
+        finish: From the result of ``fn`` to that of the caller's function; it puts the state back
+            into the caller's objects.
     """
 
     fn: Callable[..., Any]
@@ -214,19 +202,18 @@ def flatten(
 
     Args:
         fn: The function.
-        params: As `check_params` returned it.
+        params: The result of `check_params`.
         args: Positional arguments, any pytrees.
         kwargs: Keyword arguments, any pytrees.
-        abstract: A ``jax.ShapeDtypeStruct`` stands for an array.
+        abstract: Whether a ``jax.ShapeDtypeStruct`` counts as an array.
 
     Raises:
         ValueError: ``params`` is out of range.
-        TypeError: While tracing, ``fn`` changed the state of a module among its arguments or of
-            one that it closes over.
+        TypeError: While tracing, ``fn`` changed the state of a module.
     """
     check_linen(fn, args)
-    # Arrays are traced, all other leaves are static, as `equinox.filter_jit` draws the line: a
-    # string, a bool or a callable means something to Python code, and nothing to a dtype.
+    # Arrays are traced, and all other leaves (strings, bools, callables) are static, as in
+    # `equinox.filter_jit`.
     with_path, tree = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_quantized)
     leaves = [leaf for _, leaf in with_path]
     stand_ins = (jax.ShapeDtypeStruct, QuantizedArray) if abstract else (QuantizedArray,)
@@ -242,14 +229,14 @@ def flatten(
 
     def traceable(*arrays: Any) -> list[Any]:
         full = list(leaves)
-        # Fresh containers at each trace: what the function changes in them is seen afterwards.
+        # Fresh containers at each trace, to find the changes that the function makes in them.
         given = iter(arrays)
         for i in dynamic:
             full[i] = next_of(given, leaves[i])
         own_args, own_kwargs = jax.tree_util.tree_unflatten(tree, full)
         try:
             out = fn(*own_args, **own_kwargs)
-        except Exception as error:  # the user's code raises what it likes; raised again as it is
+        except Exception as error:  # any error of the user's code, which is raised again
             _explain_mutation(error, fn)
             raise
         _check_unchanged((own_args, own_kwargs), tree, full, fn)
@@ -290,7 +277,7 @@ def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Sig
 
 
 def is_array(leaf: Any) -> bool:
-    """True for what is traced: arrays, NumPy arrays and scalars, tracers."""
+    """True for a traced leaf: an array, a NumPy array or scalar, a tracer."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic) or hasattr(leaf, "__jax_array__")
 
 
@@ -321,7 +308,7 @@ def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> N
         return
     before = jax.tree_util.tree_leaves(given, is_leaf=_is_opaque)
     now = jax.tree_util.tree_leaves(arguments, is_leaf=_is_opaque)
-    # A list or dict that grew is let pass: the change has no effect under `jit` and `grad` either.
+    # A list or dict may grow: the change has no effect under `jit` and `grad` either.
     if len(before) != len(now):
         return
     for old, new in zip(before, now, strict=True):
@@ -335,12 +322,13 @@ def same_objects(one: Any, other: Any, unreadable: bool = False) -> bool:
     Args:
         one: A tree.
         other: Another.
-        unreadable: What to say of nodes that cannot be read again, as a used `equinox.nn.State`.
+        unreadable: The result for nodes that raise when flattened, such as a used
+            `equinox.nn.State`.
     """
     try:
         leaves, tree = jax.tree_util.tree_flatten(one)
         others, other_tree = jax.tree_util.tree_flatten(other)
-    except Exception:  # the code of the node's class raises what it likes
+    except Exception:  # any error of the node's class
         return unreadable
     return tree == other_tree and all(a is b for a, b in zip(leaves, others, strict=True))
 
@@ -350,36 +338,35 @@ def _is_opaque(node: Any) -> bool:
 
 
 def _explain_mutation(error: Exception, fn: Any) -> None:
-    """Turns Flax's complaint about a module of an outer trace into what to do about it."""
+    """Replaces Flax's error about a module of an outer trace by one with a fix."""
     flax_errors = sys.modules.get("flax.errors")
     if flax_errors is not None and isinstance(error, flax_errors.TraceContextError):
         owner = getattr(fn, "__self__", fn)
-        what = type(owner).__name__ if not inspect.isfunction(owner) else "an NNX module"
-        raise TypeError(_mutation_message(fn, what)) from error
+        module = type(owner).__name__ if not inspect.isfunction(owner) else "an NNX module"
+        raise TypeError(_mutation_message(fn, module)) from error
 
 
 def _mutation_message(fn: Any, module: str) -> str:
     return (
         f"{name_of(fn)} changes the state of {module} (batch statistics, an RNG counter, a cache) "
-        "while autocast traces it, and the change would be lost. For Flax NNX use "
-        "jmp_autocast.integrations.nnx.autocast, which carries the state; once that module is "
-        "imported, cast_params, check_numerics, compare, explain, quantize_params and tune "
-        "carry it, too. Where the change may be lost, as jax.jit loses it, write "
+        "while autocast traces it, and the change would be lost. Use "
+        "jmp_autocast.integrations.nnx.autocast, which carries the state; the tools carry it, too, "
+        "once that is imported. If the change may be lost, as under jax.jit, write "
         "nnx.merge(graphdef, state, copy=True). Otherwise return the new state from the function."
     )
 
 
 def report_unmatched(planner: Planner, fn: Any) -> None:
-    """Warns about scope patterns that match nothing in a program: a typo protects nothing.
+    """Warns about scope patterns that match nothing in a program.
 
     Args:
-        planner: What planned the program.
+        planner: The planner of the program.
         fn: The function, for the message.
     """
     patterns = unmatched_patterns(planner.policy, planner.scopes)
     names = {name for scope in planner.scopes for name in scope if read_mark(name) is None}
     if planner.has_rules:
-        # A derivative rule of the user's may have scopes of its own, which nobody knows yet.
+        # A user's derivative rule may have scopes of its own, which are not known yet.
         patterns = [p for p in patterns if p.split("/")[0] not in names]
     if not patterns:
         return
@@ -388,8 +375,8 @@ def report_unmatched(planner: Planner, fn: Any) -> None:
         some = ", ".join(sorted(names)[:8])
         found = f" Its scopes are {some}." if names else " It has no named scopes."
     warnings.warn(
-        f"No equation of {name_of(fn)} stands in a scope that matches "
-        f"{', '.join(map(repr, patterns))}: these lines of the policy do nothing.{found} "
+        f"No equation of {name_of(fn)} is in a scope that matches "
+        f"{', '.join(map(repr, patterns))}: these rules of the policy do nothing.{found} "
         "jmp_autocast.explain lists the scope of each equation.",
         stacklevel=4,
     )

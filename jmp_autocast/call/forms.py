@@ -1,4 +1,4 @@
-"""Forms in which users of other libraries call `autocast`: what to write instead."""
+"""Errors for calls of `autocast` in the forms of other libraries, with the correct form."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..policies.errors import a, did_you_mean, shown
 F = TypeVar("F", bound=Callable[..., Any])
 LINE = "fn = autocast(fn, jnp.bfloat16)"
 OPTIONS = ("policy", "params", "output_dtype", "enabled")
-# Options of earlier versions, and where each is now.
+# Options of earlier versions, and their replacements.
 _MOVED = {
     "compute_dtype": "policy=jnp.bfloat16",
     "level": "policy=Policy(jnp.bfloat16, level=...)",
@@ -27,22 +27,21 @@ _MOVED = {
     "on_unknown": "explain(fn, *args), which lists primitives without a rule",
     "compiler_options": "jax.jit(autocast(fn), compiler_options=...)",
 }
-# What PyTorch, Keras and Flax call the compute dtype.
+# The names of the compute dtype in PyTorch, Keras and Flax.
 _COMPUTE_DTYPE = {"dtype", "fast_dtype", "precision", "param_dtype", "dtype_policy"}
 _TORCH = {"device_type", "device", "cache_enabled"}
 _TRANSFORM = "autocast is a function transform, not a context manager"
 
 
 class NoContext:
-    """What `autocast` returns is no context manager: the error says so, and what there is."""
+    """The result of `autocast`, which is no context manager."""
 
     def __enter__(self) -> NoReturn:
         """Raises TypeError."""
         raise TypeError(
-            "autocast is a function transform, as jax.jit is, not a context manager: JAX programs "
-            f"are traced, and with autocast(...): has nothing to trace. Write {LINE}, or "
-            "@autocast(policy=jnp.bfloat16) above the function. For a region inside the "
-            "function, write with full_precision(): or with compute_precision(dtype):."
+            "autocast is a function transform, as jax.jit is, not a context manager: with "
+            f"autocast(...): has nothing to trace. Write {LINE}, or @autocast(policy=jnp.bfloat16) "
+            "above the function. For a region inside the function write with full_precision():."
         )
 
     def __exit__(self, *error: object) -> None:
@@ -50,7 +49,7 @@ class NoContext:
 
 
 class Decorator(NoContext, functools.partial[Any]):
-    """What `autocast` returns without a function."""
+    """The result of `autocast` without a function."""
 
 
 def hide_mistakes(fn: F) -> F:
@@ -66,13 +65,12 @@ def check_form(misplaced: tuple[Any, ...], given: Iterable[str]) -> None:
 
     Args:
         misplaced: Positional arguments after the function.
-        given: The names of keyword arguments; those of options are let pass.
+        given: The names of keyword arguments.
     """
     if misplaced:
         raise TypeError(
             f"autocast takes a function and a policy by position, got {shown(misplaced[0])} after "
-            "them. Arguments of the function belong to what autocast returns: "
-            "autocast(fn)(params, x)."
+            "them. Pass arguments of the function in a second call: autocast(fn)(params, x)."
         )
     for name in set(given).difference(OPTIONS):
         fix = did_you_mean(name, OPTIONS)
@@ -108,7 +106,7 @@ def check_options(by: str, fn: Any, given: Iterable[str]) -> None:
 
 
 def fix_of(value: Any) -> str:
-    """Returns what to write for a value that was given to `autocast` in place of a function.
+    """Returns the fix for a value that was given to `autocast` in place of a function.
 
     Example:
         >>> fix_of("cuda").split(": ")[0]
@@ -121,7 +119,7 @@ manager'
         return f"{_ON_DEVICES}: write {LINE}."
     if is_option:
         return by_keyword
-    if callable(getattr(value, "apply", None)):  # what `hk.transform` returns
+    if callable(getattr(value, "apply", None)):  # the result of `hk.transform`
         return "Wrap the function that computes: autocast(model.apply)(params, ...)."
     if callable(getattr(value, "update", None)) and callable(getattr(value, "init", None)):
         return (
@@ -139,8 +137,8 @@ _ON_DEVICES = f"JAX knows the device of each array, and {_TRANSFORM}"
 def check_linen(fn: Any, args: tuple[Any, ...] = ()) -> None:
     """Raises TypeError for a Flax Linen module that is not called as Linen calls it.
 
-    Inside a module Linen keeps books of its variables, to which a trace of ours would leak; where
-    none of them may change, as after ``model.bind(variables)``, nothing is written there.
+    Inside a module Linen records its variables, to which a trace of ours would leak; if none of
+    them may change, as after ``model.bind(variables)``, nothing is recorded.
 
     Args:
         fn: The function.
@@ -157,31 +155,12 @@ def check_linen(fn: Any, args: tuple[Any, ...] = ()) -> None:
         if module is fn and module.scope is None:
             raise TypeError(
                 f"autocast got {a(name)}, a Flax Linen module, whose variables are not in it. Wrap "
-                "what takes them: autocast(model.apply)(variables, x). For a part of a model write "
-                "jmp_autocast.integrations.linen.autocast(nn.Dense)(8)."
+                "its apply function: autocast(model.apply)(variables, x). For a part of a model "
+                "write jmp_autocast.integrations.linen.autocast(nn.Dense)(8)."
             )
         if module.scope is not None and module.scope.mutable is not False:
             raise TypeError(
                 f"autocast traces a method of {name}, a Flax Linen module that is being called: "
-                "its variables would leak from the trace. Use "
-                "jmp_autocast.integrations.linen.autocast, for a class or a method, or "
-                "autocast(model.apply) for the whole model."
+                "its variables would leak from the trace. Use autocast(model.apply), or for a part "
+                "of a model jmp_autocast.integrations.linen.autocast."
             )
-
-
-def check_no_class(fn: Any, by: str) -> None:
-    """Raises TypeError for a class whose objects are called.
-
-    Args:
-        fn: What should be a function.
-        by: The public function that takes it.
-    """
-    if not isinstance(fn, type) or not any("__call__" in vars(base) for base in fn.__mro__):
-        return
-    # Wrapped, it would run in float32: what is traced is the construction of an object.
-    raise TypeError(
-        f"{by} takes a function, and {fn.__name__} is a class: calling it makes an object, and "
-        "what the object computes later would not be seen. Wrap the function that calls the "
-        "object, such as the loss, or decorate the class's __call__. A Flax Linen class is what "
-        "jmp_autocast.integrations.linen.autocast takes."
-    )

@@ -27,21 +27,17 @@ _decorated: set[str] = set()  # "yes" once a kernel was decorated in this proces
 
 
 def kernels_of(policy: Policy) -> AbstractContextManager[Any]:
-    """Returns a context in which decorated kernels run in the compute dtype of a policy.
-
-    Args:
-        policy: The policy.
-    """
+    """Returns a context in which decorated kernels run in the compute dtype of a policy."""
     return kernels_in(np.dtype(policy.compute_dtype))
 
 
 def traced_with_kernels(policy: Policy, trace: Callable[[], T]) -> T:
-    """Returns what a trace returns, in which decorated kernels run in the compute dtype.
+    """Returns the result of a trace in which decorated kernels run in the compute dtype.
 
     Without such kernels JAX's caches are shared with traces outside of `autocast`.
 
     Args:
-        policy: As for `kernels_of`.
+        policy: The policy.
         trace: Traces a program. It is called again if it decorates the first kernel.
     """
     if not _decorated:
@@ -53,13 +49,13 @@ def traced_with_kernels(policy: Policy, trace: Callable[[], T]) -> T:
 
 
 def in_compute_dtype(kernel: F) -> F:
-    """Has a kernel run with 16-bit operands under `autocast`.
+    """Decorates a kernel that runs with 16-bit operands under `autocast`.
 
     A kernel (a ``pallas_call``, an ``ffi_call``, a function with a derivative rule of its own) was
-    written for the dtypes of its operands, and `autocast` keeps them. Under `autocast` the function
-    that this returns calls ``kernel`` with its float32 operands in the compute dtype, also inside
-    ``vmap``, ``shard_map``, loops and checkpoints. To the program its results have the dtypes that
-    ``kernel`` declares for float32 operands; they are 16 bits where that serves their consumers.
+    written for the dtypes of its operands, and `autocast` keeps them. Under `autocast` the
+    decorated function calls ``kernel`` with its float32 operands in the compute dtype, also inside
+    ``vmap``, ``shard_map``, loops and checkpoints. Its results have the dtypes that ``kernel``
+    declares for float32 operands; they are 16 bits if that serves their consumers.
     ``full_precision()`` around it wins. Without `autocast` it is ``kernel`` itself.
 
     Args:
@@ -98,13 +94,13 @@ def in_compute_dtype(kernel: F) -> F:
 
 
 def _dtype_here() -> np.dtype | None:
-    """Returns the compute dtype of kernels, None where the code, or nobody, lowers."""
+    """Returns the compute dtype of kernels in the current scopes, None for declared dtypes."""
     dtype: np.dtype | None = KERNEL_DTYPE.value
     if dtype is None:
         return None
-    for said in filter(None, map(read_mark, current_scopes())):
-        found = find_dtype(said)
-        if found is not None or said in (FULL, GOVERNED):
+    for name in filter(None, map(read_mark, current_scopes())):
+        found = find_dtype(name)
+        if found is not None or name in (FULL, GOVERNED):
             dtype = found if found in COMPUTE_DTYPES else None
     return dtype
 
@@ -120,7 +116,7 @@ def _lowered(kernel: Callable[..., Any], dtype: np.dtype, args: Any, kwargs: Any
     def declared(arrays: dict[int, Any]) -> Any:
         return run([arrays.get(i, x) for i, x in enumerate(leaves)])
 
-    # What the kernel calls is part of it, and keeps what it declares in float32.
+    # Kernels that the kernel calls are parts of it, and run in the dtypes that it declares.
     with kernels_in(None):
         low = [_cast(x, dtype) if _is_array(x) and x.dtype == FLOAT32 else x for x in leaves]
         try:
@@ -144,6 +140,6 @@ def _is_array(x: Any) -> bool:
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    # The mark tells planning that the cast is none of the program's.
+    # The mark distinguishes the cast from those of the program.
     with jax.named_scope(mark(CAST)):
         return lax.convert_element_type(x, dtype)

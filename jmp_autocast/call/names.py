@@ -1,4 +1,4 @@
-"""Names that users ask the package for, and what they find instead."""
+"""Errors for names that the package does not have, with their replacements."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from ..policies.retired import RETIRED
+from ..policies.retired import instead_of
 
 _ROOMS = "inspect", "loss_scaling", "optimizers", "quantize_params", "policies"
 
@@ -37,7 +37,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         # Transformer Engine and qwix
         "fp8_autocast": 'autocast(fn, policy=Policy(jnp.bfloat16, matmul="float8"))',
         "quantize_model": "quantize_params(fn, params, *args)",
-        # what is gone
+        # Retired
         "op_stats": "collections.Counter(row.results for row in explain(fn, *args).rows)",
         "significant_digits": "compare(fn, *args)",
         "audit": "explain(fn, *args), which has a table of what is at risk",
@@ -46,21 +46,13 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "LossScale": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
         "finite_value_and_grad": "scaled_value_and_grad(loss)",
         "select_on_finite": "dynamic_loss_scaling(optimizer), which skips such a step",
-        **RETIRED,
     }
 )
-"""Names of other libraries, and what is written here instead."""
+"""Names of other libraries, and their replacements here."""
 
 
 def hint_for(name: str, package: str) -> str:
-    """Returns where a name of the package stands, or what stands for one of another library.
-
-    Args:
-        name: The name, which the package does not have at its top.
-        package: The name of the package.
-
-    Returns:
-        A sentence, "" for a name that means nothing here.
+    """Returns a sentence with the room of a name, or its replacement, "" for any other name.
 
     Example:
         >>> hint_for("Comparison", "jmp_autocast")
@@ -68,9 +60,9 @@ def hint_for(name: str, package: str) -> str:
     """
     if name in INSTEAD:
         return f"Write {INSTEAD[name]}."
-    if name.startswith("_"):
-        return ""
-    for room in _ROOMS:
+    if hint := instead_of(name):
+        return hint.lstrip()
+    for room in () if name.startswith("_") else _ROOMS:
         if name in importlib.import_module(f"{package}.{room}").__all__:
             return f"Write: from {package}.{room} import {name}"
     return ""

@@ -24,10 +24,10 @@ class Options:
 
     Args:
         policy: The policy.
-        params: As `arguments.check_params` returned it.
+        params: The result of `arguments.check_params`.
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
-        enabled: False where nothing is cast.
-        residuals: What `keep_less` made of the wrapper: how much is kept for the backward pass.
+        enabled: Whether the program is cast.
+        residuals: The option of `keep_less`: how much is kept for the backward pass.
     """
 
     policy: Policy
@@ -43,18 +43,12 @@ class Options:
 
     @property
     def chosen(self) -> tuple[Policy, Choice | None]:
-        """The policy of a program that is traced now, and what the backend chose, if asked."""
-        # Not before: `jax.distributed` has to be set up before a device is asked for.
+        """The policy of a program that is traced now, and the choice of a default dtype, if any."""
+        # Not earlier: `jax.distributed` has to be set up before the first use of a device.
         if not is_default(self.policy.compute_dtype):
             return self.policy, None
-        return with_compute_dtype(self.policy), preferred_for(default_device())
-
-
-def with_compute_dtype(policy: Policy) -> Policy:
-    """Returns the policy with a compute dtype: the device is asked where it has the default."""
-    if not is_default(policy.compute_dtype):
-        return policy
-    return dataclasses.replace(policy, compute_dtype=preferred_for(default_device()).dtype)
+        choice = preferred_for(default_device())
+        return dataclasses.replace(self.policy, compute_dtype=choice.dtype), choice
 
 
 def autocast_options(
@@ -64,8 +58,7 @@ def autocast_options(
     enabled: Any = True,
 ) -> Options:
     """Checks and normalizes the options of `autocast`, once, when a function is wrapped."""
-    # A traced value has the type of an array, but its user sees a bool: the message that asks for
-    # a bool would not help.
+    # A traced bool has the type of an array: the message about a bool would not help.
     if isinstance(enabled, Tracer):
         raise TypeError(
             f"enabled must be known when the program is traced, got the traced value {enabled}. "
@@ -79,5 +72,5 @@ def autocast_options(
 
 
 def tool_options(policy: Any) -> Options | None:
-    """Returns the options that the ``policy`` of a tool describes, None without one."""
+    """Returns the options with the ``policy`` of a tool, None without one."""
     return None if policy is None else autocast_options(policy)

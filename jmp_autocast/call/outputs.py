@@ -1,4 +1,4 @@
-"""``output_dtype``: what it may be, and which output gets which dtype."""
+"""``output_dtype``: its allowed values, and the dtype of each output."""
 
 from __future__ import annotations
 
@@ -23,14 +23,11 @@ _NUMBERS = bool, int, float, complex, np.generic, np.ndarray
 
 
 def check_output_dtype(value: Any, policy: Policy) -> Any:
-    """Returns ``output_dtype`` as a word or a dtype.
+    """Returns ``output_dtype`` as a word or a dtype; any other value is a ValueError.
 
     Args:
-        value: What the user gave.
-        policy: Its output dtype is meant by ``"same"``.
-
-    Raises:
-        ValueError: It has no such value.
+        value: The value of the option.
+        policy: Its output dtype replaces ``"same"``.
     """
     if isinstance(value, str) and value in ("same", "computed"):
         return policy.output_dtype if value == "same" and policy.output_dtype else value
@@ -45,13 +42,13 @@ def check_output_dtype(value: Any, policy: Policy) -> Any:
 
 
 def want_of(aval: Any, output_dtype: Any) -> Want:
-    """Returns what is asked of the equation that makes an output.
+    """Returns the request for the dtype of an output.
 
     Args:
         aval: The type of the output.
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
     """
-    # What is no float32 or 16-bit array goes out as the program made it, whatever is asked for.
+    # Only float32 and 16-bit arrays are cast.
     declared = float_dtype(aval)
     if declared is None or output_dtype == "computed":
         return Want()
@@ -59,15 +56,15 @@ def want_of(aval: Any, output_dtype: Any) -> Want:
 
 
 def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
-    """Returns an output as the function's own is: a JAX array, of its weak type.
+    """Returns an output as a JAX array with the weak type of the function's own output.
 
     Args:
         x: The output of the rewritten program.
-        aval: The type of the function's own.
-        output_dtype: ``"same"``, ``"computed"`` or the dtype that was asked for.
+        aval: The type of the function's own output.
+        output_dtype: ``"same"``, ``"computed"`` or a dtype.
     """
-    # `jnp.zeros(())` and `jnp.asarray(1.0)` are literals of a jaxpr, which are numbers of NumPy and
-    # of Python, and have no `at` or `devices`, or no dtype. JAX has no array of float0.
+    # `jnp.zeros(())` and `jnp.asarray(1.0)` are literals of a jaxpr: NumPy or Python numbers,
+    # without `at`, `devices` or a dtype. JAX has no array of float0.
     if isinstance(x, _NUMBERS) and getattr(x, "dtype", None) != jax.dtypes.float0:
         x = jnp.asarray(x)
     # An equation that is bound again may lose the weak type of its result, and a caller that adds

@@ -1,4 +1,4 @@
-"""What a traced function may return besides arrays."""
+"""The check of the results of a traced function that are no arrays."""
 
 from __future__ import annotations
 
@@ -12,29 +12,25 @@ import jax
 from ..interpreters.compat import Tracer
 
 _DEPTH = 4
-"""How many objects deep a tracer is looked for: an array in a list of an attribute is at 2."""
+"""The depth of nested objects to which tracers are found: a list in an attribute is at 2."""
 
 
 def check_returned(leaf: Any, name: str) -> None:
-    """Raises if an object that is no array holds arrays of the trace.
+    """Raises TypeError if a leaf of a result is an object that holds a tracer.
 
-    `jax.jit` refuses every such object. Here strings, numbers and functions are returned as they
-    are, but an array in an object would be a tracer that nothing replaces with its value.
+    `jax.jit` refuses every object. Here strings, numbers and functions are returned unchanged, but
+    a tracer in an object would never be replaced by its value.
 
     Args:
         leaf: A leaf of the function's result.
         name: The function's name.
-
-    Raises:
-        TypeError: The object holds a tracer.
     """
     if _holds_tracer(leaf, _DEPTH, set()):
         raise TypeError(
-            f"autocast({name}) traced a function that returns a value of type "
-            f"{type(leaf).__module__}.{type(leaf).__qualname__}, which holds arrays and is not a "
-            "valid JAX type. Return arrays in a pytree: a dict, a tuple, a NamedTuple or a class "
-            "registered with jax.tree_util.register_dataclass. To build a module, call its class "
-            "outside autocast and wrap the method that computes."
+            f"autocast({name}) traced a function that returns a {type(leaf).__qualname__}, which "
+            "holds arrays and is not a valid JAX type. Return arrays in a pytree: a dict, a tuple, "
+            "a NamedTuple or a class registered with jax.tree_util.register_dataclass. Build "
+            "modules outside autocast."
         )
 
 

@@ -12,7 +12,7 @@ def is_switched_off() -> bool:
     """Returns whether the environment turns every `autocast` of this process off.
 
     Raises:
-        ValueError: The variable has another value than those for on and off.
+        ValueError: The variable has any other value.
 
     Example:
         >>> is_switched_off()

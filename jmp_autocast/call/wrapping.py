@@ -1,4 +1,4 @@
-"""What all wrappers of functions share: their identity, and what Python sees of them."""
+"""The base class of wrappers: their identity, signature, pickling and binding."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ W = TypeVar("W", bound="Wrapper")
 
 
 class Wrapper(abc.ABC):
-    """A function with options; a subclass says what a call does.
+    """A function with options.
 
     Args:
         fn: The function.
-        options: The checked options, with a hash; ``options.params`` as `arguments.check_params`
-            returned it.
+        options: The checked options, with a hash; ``options.params`` is the result of
+            `arguments.check_params`.
     """
 
     _by = "autocast"
     """The public function that makes it, for messages."""
     _fix = staticmethod(fix_of)
-    """From something that is not callable to what to do about it."""
+    """From a value that is not callable to the fix."""
 
     def __init__(self, fn: Callable[..., Any], options: Any) -> None:
         arguments.check_function(fn, self._by, self._fix(fn))
@@ -43,24 +43,24 @@ class Wrapper(abc.ABC):
         self._wrap(fn, options)
 
     def _wrap(self, fn: Any, options: Any) -> None:
-        # Without the function's `__dict__`, in which its wrappers are: it would hold itself.
+        # Without the function's `__dict__`, which holds the wrappers of the function.
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._options = options
 
     @abc.abstractmethod
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function, as the subclass says."""
+        """Calls the function with the options."""
 
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         """Binds the wrapper as a method."""
         return self if instance is None else types.MethodType(self, instance)
 
     def _key(self) -> tuple[Any, ...]:
-        # A module of arrays has no hash, and compares its arrays: under a trace nobody knows
-        # whether they are equal. The wrapper of one is equal to the wrapper of the same object.
+        # A module of arrays has no hash, and its arrays cannot be compared under a trace: wrappers
+        # of the same object are equal.
         fn = self._fn if has_hash(self._fn) else id(self._fn)
-        # The wrapper of an integration is another one than the plain wrapper of the function.
+        # The wrapper of an integration differs from the plain wrapper of the function.
         return type(self), fn, self._options
 
     def __eq__(self, other: object) -> bool:
@@ -70,10 +70,9 @@ class Wrapper(abc.ABC):
         return hash(self._key())
 
     def __reduce__(self) -> Any:
-        # A decorated function goes by its name, as functions do: the wrapper took that name, so
-        # that pickle would not accept it for the function inside. `__main__` is another module in
-        # the process that reads the pickle; what is defined there goes by value, which cloudpickle
-        # can do.
+        # A decorated function is pickled by its name, as functions are: pickle would not accept
+        # the wrapper of that name for the function inside. `__main__` is another module in the
+        # process that reads the pickle; its functions are pickled by value, by cloudpickle.
         name = getattr(self, "__qualname__", None)
         found: Any = sys.modules.get(self.__module__)
         if name is not None and self.__module__ != "__main__":
@@ -83,7 +82,7 @@ class Wrapper(abc.ABC):
 
     @classmethod
     def _kind(cls) -> type[Wrapper]:
-        """Returns the kind of wrapper that this class is one of."""
+        """Returns the class of wrappers of functions that this class belongs to."""
         return cls
 
     @property
@@ -92,15 +91,10 @@ class Wrapper(abc.ABC):
 
 
 def wrapper_of(fn: Callable[..., Any], options: Any, kind: type[W]) -> W:
-    """Returns the one wrapper of a function with these options.
+    """Returns the only wrapper of a function with these options, of a class of wrappers.
 
     It lives with the function, in its ``__dict__``: JAX keeps traces as long as the function
-    object that was traced, and a wrapper made anew in a loop would die each time.
-
-    Args:
-        fn: The function.
-        options: The options.
-        kind: The class of the wrapper.
+    object that was traced, and a new wrapper in each iteration of a loop would lose them.
     """
     if not inspect.isfunction(fn):
         is_tree = callable(fn) and not jax.tree_util.all_leaves([fn])
@@ -118,13 +112,9 @@ _WRAPPERS = "__jmp_autocast_wrappers__"
 
 @functools.cache
 def pytrees_of(kind: Any) -> Any:
-    """Returns the class of wrappers of modules that are pytrees: a pytree as well.
+    """Returns the subclass of a class of wrappers for modules that are pytrees: also a pytree.
 
-    As part of another module, such a wrapper would hide its parameters from whoever takes them
-    from a tree, and nothing would train them.
-
-    Args:
-        kind: The class of wrappers of functions.
+    In another module, a wrapper that is no pytree would hide its parameters from an optimizer.
     """
 
     class Tree(kind):
@@ -135,7 +125,7 @@ def pytrees_of(kind: Any) -> Any:
     Tree.__name__, Tree.__qualname__ = kind.__name__, kind.__qualname__
 
     def unflatten(options: Any, children: Iterable[Any]) -> Any:
-        # JAX also puts placeholders where the module was, which are not callable.
+        # JAX also puts placeholders in place of the module, which are not callable.
         wrapper = Tree.__new__(Tree)
         wrapper._wrap(*children, options)
         return wrapper

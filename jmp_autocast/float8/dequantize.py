@@ -1,4 +1,4 @@
-"""`QuantizedArray`: an array stored in 8 bits, and the equation that makes float32 of it."""
+"""`QuantizedArray`: an array stored in 8 bits, and the equation that returns it in float32."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from ..policies import FLOAT32
 )
 @dataclasses.dataclass(frozen=True)
 class QuantizedArray:
-    """A float32 array, stored as 8-bit values and what they are multiplied by: a pytree of both.
+    """A float32 array, stored as 8-bit values and a scale: a pytree of both.
 
-    What `autocast` wraps takes it in place of the array. A product that runs in 8 bits reads the
-    values and the scale as they are; everything else reads float32.
+    A function in `autocast` takes it in place of the array. A product that runs in 8 bits reads the
+    values and the scale; everything else reads float32.
 
     Args:
         values: The values, of dtype float8_e4m3fn and the shape of the array.
@@ -83,7 +83,7 @@ class QuantizedArray:
         return dequantize_p.bind(self.values, self.scale)
 
 
-# `jax.export` writes the structures of arguments and results. What loads them imports this package.
+# `jax.export` writes the structures of arguments and results. To load them, import this package.
 export.register_pytree_node_serialization(
     QuantizedArray,
     serialized_name="jmp_autocast.QuantizedArray",
@@ -93,7 +93,7 @@ export.register_pytree_node_serialization(
 
 
 def is_quantized(x: Any) -> bool:
-    """Returns whether something is a `QuantizedArray`: where pytrees shall end for it."""
+    """Returns whether a node is a `QuantizedArray`, for ``is_leaf``."""
     return isinstance(x, QuantizedArray)
 
 
@@ -105,7 +105,7 @@ def arrays_of(leaf: Any) -> Iterable[tuple[str, Any]]:
 
 
 def next_of(arrays: Iterator[Any], leaf: Any) -> Any:
-    """Returns the array that stands for a leaf in float32, from the next ones of `arrays_of`."""
+    """Returns a leaf in float32, from the next arrays of `arrays_of`."""
     if is_quantized(leaf):
         return QuantizedArray(next(arrays), next(arrays)).dequantized()
     return next(arrays)
@@ -135,7 +135,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return dequantize_p.bind(*all_at_front(operands, dims)), 0
 
 
-# A primitive, so that planning finds it in the program that it traced.
+# A primitive, so that planning finds it in the traced program.
 dequantize_p: Any = define_primitive(
     "dequantize",
     value=_float32,

@@ -1,4 +1,4 @@
-"""Dimension numbers of matrix products: of their transposes, under a batch, and for scales."""
+"""Dimension numbers of matrix products: of their transposes, under `vmap`, and for scales."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ def uncontracted(numbers: DimensionNumbers, rank: int, i: int) -> tuple[int, ...
 def transposed(
     numbers: DimensionNumbers, ranks: Sequence[int], i: int
 ) -> tuple[DimensionNumbers, tuple[int, ...]]:
-    """Returns the product of a cotangent and the other operand that is the cotangent of one.
+    """Returns the product that computes the cotangent of operand ``i``.
 
     Args:
         numbers: The dimension numbers of the product.
         ranks: The ranks of its operands.
-        i: The operand whose cotangent is asked for.
+        i: The operand.
 
     Returns:
-        The dimension numbers of a product of the cotangent, which stands where the operand stood,
-        and the other operand, and the permutation that brings its result to the order of the
-        operand: none for ``x @ w``, so that a scale that follows is found by XLA.
+        The dimension numbers of the product of the cotangent, in place of operand ``i``, and the
+        other operand; and the permutation of its result to the order of the operand's dimensions:
+        none for ``x @ w``, so that XLA finds the multiplication by a scale behind the product.
 
     Example:
         >>> transposed((((1,), (0,)), ((), ())), (2, 2), 1)
@@ -56,7 +56,7 @@ def transposed(
     j = 1 - i
     mine, theirs = free(numbers, ranks[i], i), free(numbers, ranks[j], j)
     batch = tuple(range(len(numbers[1][i])))
-    # The result of a product has the batch first, then what is free on the left, then the right.
+    # The result of a product has the batch dimensions first, then the free ones of both operands.
     first = len(batch) + (len(mine) if i == 0 else 0)
     contracted = tuple(range(first, first + len(theirs)))
     other, other_batch = tuple(theirs), tuple(numbers[1][j])
@@ -71,15 +71,12 @@ def transposed(
 def batched(
     numbers: DimensionNumbers, ranks: Sequence[int], mapped: Sequence[bool]
 ) -> tuple[DimensionNumbers, int]:
-    """Returns the product of operands some of which have the dimension of a batch in front.
+    """Returns the dimension numbers under `vmap`, and the position of its dimension in the result.
 
     Args:
         numbers: The dimension numbers for one example.
         ranks: The ranks of the operands for one example.
-        mapped: Which operands have the dimension.
-
-    Returns:
-        The dimension numbers, and the position of the batch in the result.
+        mapped: Which operands have the new dimension in front.
 
     Example:
         >>> batched((((1,), (0,)), ((), ())), (2, 2), (True, False))
@@ -101,14 +98,9 @@ def batched(
 
 
 def kept(scale: Any, numbers: DimensionNumbers, ranks: Sequence[int], i: int) -> Any:
-    """Returns the scale of an operand in the shape in which it multiplies the result.
+    """Returns the scale of operand ``i`` in the shape that multiplies the result of the product.
 
-    Args:
-        scale: A scalar, or an array that broadcasts against the operand, with length 1 along the
-            contracted dimensions.
-        numbers: The dimension numbers of the product.
-        ranks: The ranks of its operands.
-        i: The operand.
+    The scale is a scalar, or an array with length 1 along the contracted dimensions.
     """
     if not scale.ndim:
         return scale
@@ -121,13 +113,9 @@ def kept(scale: Any, numbers: DimensionNumbers, ranks: Sequence[int], i: int) ->
 
 
 def met(scale: Any, numbers: DimensionNumbers, ranks: Sequence[int], i: int) -> Any:
-    """Returns the scale of an operand in the shape in which it multiplies the other one.
+    """Returns the scale of operand ``i`` in the shape that multiplies the other operand.
 
-    Args:
-        scale: An array of the operand's rank, with length 1 along its free dimensions.
-        numbers: The dimension numbers of the product.
-        ranks: The ranks of its operands.
-        i: The operand.
+    The scale is an array with length 1 along the free dimensions of operand ``i``.
 
     Example:
         >>> import jax.numpy as jnp

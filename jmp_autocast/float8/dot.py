@@ -1,14 +1,14 @@
 """Matrix products of two 8-bit arrays, in both directions: the primitive `float8_dot`.
 
-What XLA turns into one 8-bit matmul of cuBLASLt is a product of two float8 arrays whose result is
-multiplied by one scalar. Here that is one equation. In derivatives, too, every product has 8-bit
-operands: tangents and cotangents are quantized to the wider format, and meet a factor that was
-quantized when the program ran forward, so that 8 bits of it are kept for the backward pass.
+XLA compiles a product of two float8 arrays, with its result multiplied by one scalar, to one 8-bit
+matmul of cuBLASLt. Here that is one equation. In derivatives, too, every product has 8-bit
+operands: tangents and cotangents are quantized to the wider format, and the other factor was
+quantized in the forward pass, so that 8 bits of it are kept for the backward pass.
 
-Scales of rows follow the product as two vectors, if no scale lies along a dimension that is summed
-over. In a gradient one does: that of an output of the weight, or of a token. It multiplies the
-cotangent before that is quantized, and the factor is read as it was kept: of a weight, and of an
-activation, there is one 8-bit copy for all three products.
+Scales of rows multiply the result as two vectors, if no scale lies along a contracted dimension. In
+a gradient one does: that of an output of the weight, or of a token. It multiplies the cotangent
+before the cotangent is quantized, so that the kept factor serves as it is: a weight, and an
+activation, has one 8-bit copy for all three products.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ from ..interpreters.primitives.held_contraction import (
 )
 from ..interpreters.primitives.reading import dot_dimensions
 from ..policies import E4M3, FLOAT32, Float8
+from .carriers import tangent_carrier
 from .dimensions import batched, kept, met, transposed
 from .scale import quantize, rows_of
-from .tangent_carrier import tangent_carrier
 
 
 class Factor(NamedTuple):
     """One factor of a product in 8 bits.
 
     Args:
-        source: The array that it was quantized from, whose derivative it has.
+        source: The array before quantization, which gets the derivative.
         values: The 8-bit values.
         inverse: The inverse scale: a scalar, or an array as `quantize` returns it, of length 1
             along the dimensions that the product sums over.
@@ -75,12 +75,12 @@ def float8_dot(
     Args:
         lhs: The left factor.
         rhs: The right factor.
-        dimension_numbers: Those of ``lax.dot_general``.
-        recipe: How derivatives are computed.
+        dimension_numbers: As for ``lax.dot_general``.
+        recipe: The recipe of the derivatives.
         weight: The position of the weight, 0 or 1, or None.
         out: The dtype of the result.
         split: Partial sums are added in float32, not in the narrower accumulator of the matrix
-            units. Backward products ask for that, as those of Transformer Engine and Flax do.
+            units: in backward products, as in Transformer Engine and Flax.
 
     Returns:
         The product, of dtype ``out``. Its derivative with respect to the source of a factor has the
@@ -114,9 +114,9 @@ def float8_dot(
 # rows)
 #
 # Each factor has its 8-bit values at the front, and its inverse scale and source behind. The factor
-# at position `raw` is an array instead, a tangent, which the equation quantizes to `dtype` itself:
-# the equation is linear in it. It has no scale and no source, and scales of their own along `rows`.
-# `jaxpr` holds the `dot_general` of the values.
+# at position `raw` is a tangent instead, in which the equation is linear: the equation quantizes it
+# to `dtype`, with a scale for each index along `rows`. It has no scale and no source. `jaxpr` holds
+# the `dot_general` of the values.
 
 
 def _factors(operands: Sequence[Any], raw: int | None) -> list[Factor]:
@@ -129,7 +129,7 @@ def _factors(operands: Sequence[Any], raw: int | None) -> list[Factor]:
 
 
 def _source_positions(raw: int | None) -> tuple[int, int]:
-    """Returns the positions of the two operands that the result has a derivative by."""
+    """Returns the positions of the two operands with a derivative."""
     return {None: (4, 5), 0: (0, 3), 1: (3, 1)}[raw]
 
 
@@ -203,10 +203,10 @@ def _transpose(
 def _without_summed_scales(
     cotangent: Any, other: Factor, numbers: Any, ranks: Sequence[int], raw: int
 ) -> tuple[Any, Factor]:
-    """Returns a cotangent and a factor whose scales are not along what their product sums over.
+    """Returns a cotangent and a factor without scales along the contracted dimensions.
 
-    Such scales multiply the cotangent, and the factor's source is divided by them. Both is exact:
-    they are powers of two.
+    The cotangent is multiplied by such scales, and the factor's source divided by them. Both are
+    exact: the scales are powers of two.
     """
     inverse = other.inverse
     if not inverse.ndim or all(inverse.shape[d] == 1 for d in numbers[0][1 - raw]):
@@ -246,7 +246,7 @@ def _batch(
 
 
 def _mapped(factor: Factor, dims: Factor, rank: int, size: int) -> tuple[Factor, bool]:
-    """Returns a factor with the dimension of the batch in front of all that belongs to it."""
+    """Returns a factor with the dimension of `vmap` in front of all its arrays."""
     if all(d is None for d in dims):
         return factor, False
     source = at_front(factor.source, dims.source, size)
@@ -292,10 +292,7 @@ def _lowered(
     rows: tuple[int, ...],
     **_: Any,
 ) -> Any:
-    """Multiplies the values, and the result by the scales.
-
-    With ``widen`` the values are read in float32: the same products and sums.
-    """
+    """Multiplies the values (in float32 with ``widen``), and the result by the scales."""
     numbers = contraction_numbers(jaxpr)
     factors = _factors(operands, raw)
     if raw is not None:
@@ -327,8 +324,7 @@ def _lowered(
 float8_dot_p: Any = define_primitive(
     "float8_dot", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
-# XLA:CPU has no products of 8-bit operands with a 16-bit result in all layouts, as `accumulate`
-# has it with 16-bit operands: there it widens.
+# XLA:CPU has no products of 8-bit operands with a 16-bit result in all layouts.
 lowers_by_platform(
     float8_dot_p,
     default=functools.partial(_lowered, widen=False),

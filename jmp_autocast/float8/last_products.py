@@ -1,4 +1,4 @@
-"""Which matrix products no other one follows: the heads of a model, which stay in 16 bits."""
+"""The matrix products that no other one follows: the heads of a model, which stay in 16 bits."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from ..interpreters.primitives.structure import Body, bodies
 
 
 def last_products(jaxpr: AnyJaxpr) -> frozenset[int]:
-    """Returns the ids of the equations that are matrix products which no other one follows.
+    """Returns the ids of the equations of matrix products that no other one follows.
 
-    Products of a backward pass in the program do not count: a model's head is its last layer
-    under ``jax.grad`` as well. An equation of a jaxpr that is called several times is last if it
-    is in each call.
+    Products of a backward pass do not count: a model's head is its last layer under ``jax.grad`` as
+    well. An equation of a jaxpr that is called several times is last if it is last in each call.
 
     Args:
         jaxpr: The jaxpr of the whole program; it has to live as long as the ids are used.
@@ -30,16 +29,13 @@ def last_products(jaxpr: AnyJaxpr) -> frozenset[int]:
 def _visit(
     jaxpr: AnyJaxpr, outputs: Sequence[bool], products: set[int], followed: set[int]
 ) -> list[bool]:
-    """Goes through a jaxpr from its end.
+    """Visits a jaxpr from its end, and returns whether a product follows each input.
 
     Args:
         jaxpr: An open jaxpr.
         outputs: Whether a product follows each output.
-        products: Gets the products.
-        followed: Gets those that another one follows.
-
-    Returns:
-        Whether a product follows each input.
+        products: The ids of the visited products are added to it.
+        followed: The ids of products with a later product are added to it.
     """
     live = set(variables_in(itertools.compress(jaxpr.outvars, outputs)))
     for eqn in reversed(jaxpr.eqns):
@@ -69,7 +65,7 @@ def _around(
     jaxpr = body_of(body.jaxpr)
     while True:
         inputs = _visit(jaxpr, outputs, products, followed)
-        # What an iteration returns, the next one takes: it is followed by what is in the body.
+        # The next iteration consumes a carry: the products of the body follow it.
         again = [k for i, k in body.carries if inputs[i] and not outputs[k]]
         if not again:
             return inputs

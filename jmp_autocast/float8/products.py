@@ -1,4 +1,4 @@
-"""Which matrix products run in 8 bits, why the others do not, and what is emitted for them."""
+"""Chooses the matrix products that run in 8 bits, with reasons for the others, and emits them."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class Products:
         self._last = last_products(jaxpr)
 
     def in_scope(self, name: str) -> PlansProduct | None:
-        """Returns what plans the products of a scope, None where they are in the compute dtype."""
+        """Returns the function that plans the products of a scope, None for the compute dtype."""
         if not name:
             return self._recipe and functools.partial(self._planned, self._recipe)
-        # Asked for by name, a last product runs in 8 bits, too.
+        # In a scope with a rule for 8 bits, a last product runs in 8 bits, too.
         recipe = dataclasses.replace(self._recipe or Float8(), skip=())
         return functools.partial(self._planned, recipe)
 
     def _planned(
         self, recipe: Float8, at: Place, plan: EquationPlan, of_sources: bool
     ) -> EquationPlan:
-        """Returns the plan of a contraction in 8 bits, or the given one with what is in the way.
+        """Returns the plan of a contraction in 8 bits, or the given plan with the obstacle.
 
         Args:
-            recipe: The recipe that is in force where it stands.
+            recipe: The recipe of its scope.
             at: The equation, which the plan lowers.
             plan: Its plan in the compute dtype.
             of_sources: Whether the gradient of the weight is the accumulator.
@@ -89,8 +89,8 @@ class Products:
 class Multiply:
     """Multiplies two operands in 8 bits: `float8_dot` of them and of their copies.
 
-    The copies are of the values as they were computed: rounding a float32 activation to 16 bits
-    first would round it twice.
+    The copies are of the computed values: a float32 activation that was rounded to 16 bits first
+    would be rounded twice.
 
     Args:
         recipe: How the operands and derivatives are quantized.
@@ -105,7 +105,7 @@ class Multiply:
     out: np.dtype
 
     def __call__(self, lhs: Any, rhs: Any, *copies: Any) -> Any:
-        """Returns the product; ``copies`` are values and scale of the left and the right factor."""
+        """Returns the product; ``copies`` are the values and the scale of each factor."""
         return float8_dot(
             Factor(lhs, *copies[:2]),
             Factor(rhs, *copies[2:]),
@@ -126,7 +126,7 @@ plans("float8_dot", "tangent_carrier", "row_major")(as_made)
 
 @plans("dequantize")
 def _stored(planner: PlansBodies, at: Place) -> EquationPlan:
-    """What is stored in 8 bits is a parameter, whoever passed it."""
+    """Plans a `QuantizedArray` as a parameter, in any argument."""
     values, scale = map(aval_of, at.eqn.invars)
     tag = Weight(scale.ndim, trained=False) if may_use_float8(planner.policy) else None
     state, key = ValueState(FLOAT32, Source.PARAM, tag=tag), Values(np.dtype(values.dtype))
@@ -135,7 +135,7 @@ def _stored(planner: PlansBodies, at: Place) -> EquationPlan:
 
 
 def _obstacle(at: Place, weights: list[int], recipe: Float8, is_last: bool) -> str:
-    """Returns what keeps a contraction in the compute dtype, "" where nothing does."""
+    """Returns the reason for a contraction in the compute dtype, "" for 8 bits."""
     if not recipe.emulate and (cause := refusal()):
         return cause
     if at.name != "dot_general":
@@ -157,11 +157,7 @@ def _obstacle(at: Place, weights: list[int], recipe: Float8, is_last: bool) -> s
 
 
 def untrained(states: Sequence[ValueState]) -> list[ValueState]:
-    """Returns what is known of the inputs of a program whose parameters have no gradient.
-
-    Args:
-        states: What is known of them in training.
-    """
+    """Returns the input states of a program whose parameters have no gradient."""
     return [
         dataclasses.replace(s, tag=dataclasses.replace(s.tag, trained=False))
         if isinstance(s.tag, Weight)
@@ -179,9 +175,9 @@ def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
     contracted: Any = math.prod(shapes[0][d] for d in numbers[0][0])
     sizes = {"M": of_free[1 - weight], "N": of_free[weight], "K": contracted}
     tag = at.given[weight].tag
-    # Tokens are summed over in the gradient of the weight alone. Without it a server multiplies any
-    # number of them in 8 bits. In 16 bits a batch of 1 made a copy of each weight, and a float32
-    # one of a stack: for 14 MB of weights 57 MB of temporaries on a CPU, which are 39 now.
+    # Only the gradient of the weight sums over tokens. Without it a server multiplies any number of
+    # them in 8 bits. In 16 bits a batch of 1 copied each weight, and a stack in float32: for 14 MB
+    # of weights 57 MB of temporaries on a CPU, which are 39 now.
     if isinstance(tag, Weight) and not tag.trained and recipe.scaling == "tensor":
         del sizes["M"]
     for name, size in sizes.items():
@@ -189,7 +185,7 @@ def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
             return f"{name} is the symbolic size {size}"
         if size % recipe.multiple:
             return f"{name}={size} is no multiple of {recipe.multiple}"
-        # M, the number of tokens, is the batch's: a layer shall not change with it.
+        # M, the number of tokens, changes with the batch, and the dtype must not.
         if size < (1 if name == "M" else recipe.minimum):
             return f"{name}={size} is below the minimum, {recipe.minimum}"
     return ""

@@ -1,4 +1,4 @@
-"""What the default backend makes of products in 8 bits."""
+"""The 8-bit units of the default backend."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ _EMULATE = "Float8(emulate=True) rounds to 8 bits on any backend, for studies."
 
 
 def refusal() -> str:
-    """Returns why the default backend shall not get 8-bit products, "" where it may.
+    """Returns the reason against 8-bit products on the default backend, "" for none.
 
-    A GPU without units for them converts the operands to float16, and XLA removes casts to 8 bits
-    on the way: neither 8-bit speed nor 8-bit rounding is left.
+    On a GPU without units for them XLA converts the operands to float16, and removes the casts to 8
+    bits: neither 8-bit speed nor 8-bit rounding is left.
     """
     device = default_device()
     if device.platform != "gpu" or has_float8_units(device):
@@ -23,11 +23,7 @@ def refusal() -> str:
 
 
 def warn_without_units(policy: Policy) -> None:
-    """Warns where the default backend gains nothing from products that a policy asks for in 8 bits.
-
-    Args:
-        policy: The policy of the program.
-    """
+    """Warns of a policy with 8-bit products if the default backend gains nothing from them."""
     if not may_use_float8(policy):
         return
     recipe = as_recipe(policy.matmul) or Float8()
@@ -39,7 +35,7 @@ def warn_without_units(policy: Policy) -> None:
     elif device.platform == "cpu":
         message = "A CPU has no float8 units: products run with 8-bit rounding, and slower"
     elif device.platform == "tpu" and not has_float8_units(device):
-        message = f"{device.kind} has no float8 units that are known: nothing is gained"
+        message = f"{device.kind} has no known float8 units: nothing is gained"
     else:
         return
     fix = 'Leave matmul="float8" out of the policy here: bfloat16 is faster.'

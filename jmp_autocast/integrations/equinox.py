@@ -1,6 +1,6 @@
 """float16 training of Equinox models: filtered gradients of a scaled loss.
 
-`jmp_autocast.autocast` takes Equinox models as they are; only `jax.grad` does not.
+`jmp_autocast.autocast` takes Equinox models without an adapter; `jax.grad` does not.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def scaled_value_and_grad(fn: Callable[..., Any], has_aux: bool = False) -> Call
 
     Returns:
         A function ``(scale, model, *args, **kwargs) -> (value, grads)``. The scale is a number or
-        an optimizer state that holds one. The loss comes back unscaled; the gradients are scaled,
-        in a tree like the model with None for what is not differentiated.
+        an optimizer state that holds one. The loss is unscaled; the gradients are scaled, in a tree
+        like the model with None for leaves without a gradient.
 
     Raises:
         TypeError: At the call: the loss is not a floating scalar, or ``has_aux`` is set and ``fn``
@@ -58,14 +58,14 @@ def apply_gradients(
     Args:
         tx: The optimizer: `jmp_autocast.dynamic_loss_scaling` around any of optax. Its state is
             ``tx.init(eqx.filter(model, eqx.is_inexact_array))``.
-        grads: What `scaled_value_and_grad` returned.
+        grads: The gradients of `scaled_value_and_grad`.
         opt_state: The optimizer's state.
         model: The model.
 
     Returns:
-        The model and the optimizer's state after the step, both as they were if it was skipped.
-        An ``eqx.nn.State`` that the loss returned is not part of them. To hold it back, too, select
-        each of its leaves: ``jnp.where(step_skipped(opt_state), old, new)``.
+        The model and the optimizer's state after the step, both unchanged if it was skipped. An
+        ``eqx.nn.State`` that the loss returned is not part of them. To skip its changes, too,
+        select each of its leaves: ``jnp.where(step_skipped(opt_state), old, new)``.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, optax

@@ -1,15 +1,16 @@
-"""The only file that uses names of Flax without a promise: what its API reference leaves out.
+"""The only file that uses undocumented names of Flax.
 
-Each function says what it needs the name for. Supported: Flax 0.12.7, the first release that asks
-for JAX 0.10, to the newest one; `tests/project/test_public_names.py` finds strays.
+The docstring of each function has the reason. Supported: Flax 0.12.7, the first release that
+requires JAX 0.10, to the newest one; `tests/project/test_public_names.py` finds other uses.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -20,7 +21,7 @@ from flax.typing import HashableMapping
 
 Path = tuple[Any, ...]
 
-# All parts of one call share it: by the tag NNX knows its objects again when they come back.
+# All parts of one call share it: NNX finds its objects again by the tag.
 _TAG = "jmp_autocast"
 
 
@@ -30,7 +31,7 @@ _TAG = "jmp_autocast"
 def update_context() -> AbstractContextManager[Any]:
     """Returns the context of one call, in which objects keep their identity.
 
-    `nnx.update_context` is documented; what makes it useful, `split` and `merge` below, is not.
+    `nnx.update_context` is documented; `split` and `merge` below, which need it, are not.
     """
     return nnx.update_context(_TAG)
 
@@ -38,8 +39,8 @@ def update_context() -> AbstractContextManager[Any]:
 def split_nodes(nodes: Any) -> tuple[Any, list[tuple[Path, Any]]]:
     """Returns the graph of NNX objects, and their state as pairs (path, variable or array).
 
-    `nnx.split_context` is what `nnx.jit` takes its arguments apart with. The documented `nnx.split`
-    forgets which object is which: a module that comes back would be a new one.
+    `nnx.jit` splits its arguments by `nnx.split_context`. The documented `nnx.split` forgets the
+    identity of objects: a returned module would be a new one.
     """
     with nnx.split_context(_TAG) as context:
         graphdef, state = context.split(nodes)
@@ -50,19 +51,19 @@ def merge_nodes(graphdef: Any, state: Sequence[tuple[Path, Any]], inner: bool) -
     """Returns the objects of a graph with a state in them.
 
     Args:
-        graphdef: What `split_nodes` returned.
+        graphdef: The graph of `split_nodes`.
         state: Pairs (path, variable or array).
-        inner: For the traced function: the objects are copies. Otherwise those that the graph was
-            taken from are changed and returned.
+        inner: For the traced function: the objects are copies. Otherwise the original objects are
+            changed and returned.
     """
     with nnx.merge_context(_TAG, inner=inner) as context:
         return context.merge(graphdef, nnx.from_flat_state(state))
 
 
 def is_unchanged(after: Any, before: Any) -> bool:
-    """Returns whether the graph that a call leaves is the one that it got.
+    """Returns whether the graph after a call equals the graph before it.
 
-    `with_same_outer_index` writes into a graph what the merged objects of the call would have.
+    `with_same_outer_index` adds to a graph the indices that its merged objects have.
     """
     return same_structure(after, before.with_same_outer_index())
 
@@ -71,8 +72,7 @@ def same_structure(one: Any, other: Any) -> bool:
     """Returns whether two graphs have equal nodes and attributes.
 
     The dataclasses of a graph compare static values with `==` from Python 3.13 on, which has no
-    truth value for arrays; the tuples made here take an object for equal to itself, as Python 3.12
-    did.
+    truth value for arrays; in the tuples here an object equals itself, as in Python 3.12.
 
     Example:
         >>> from flax import nnx
@@ -103,8 +103,8 @@ def static_values(graphdef: Any) -> Iterator[tuple[Any, Any]]:
 def objects_in(roots: Any) -> Iterator[tuple[Path, Any]]:
     """Yields the path of each node in some roots, and the node.
 
-    `nnx.iter_graph` is documented without ``graph``: by default it may walk a tree, in which an
-    object that two attributes share stands twice.
+    `nnx.iter_graph` is documented without ``graph``: by default it may walk a tree, and yield a
+    shared object twice.
     """
     yield from nnx.iter_graph(roots, graph=True)
 
@@ -113,7 +113,7 @@ def objects_in(roots: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def raw_value(leaf: Any) -> Any:
-    """Returns what a variable holds, and any other leaf of a state as it is.
+    """Returns the value of a variable, and any other leaf of a state unchanged.
 
     ``variable[...]`` would run the variable's ``on_get_value`` hooks.
     """
@@ -129,21 +129,21 @@ def metadata(leaf: Any) -> Any:
 def is_hijax(x: Any) -> bool:
     """True for a hijax variable, also for its tracer.
 
-    It calls itself a variable and is none: to JAX it is a value, with a type of its own, and its
-    reads and writes are equations of the program.
+    Its ``__class__`` is a variable and its type is not: to JAX it is a value, with a type of its
+    own, and its reads and writes are equations of the program.
     """
     return isinstance(x, nnx.Variable) and not issubclass(type(x), nnx.Variable)
 
 
 def with_metadata(value: Any, data: Any) -> Any:
-    """Returns what stands for a variable in a state: its value, and a mapping as a variable.
+    """Returns the entry of a variable in a state: its value, or a variable for a mapping.
 
     `nnx.from_flat_state` would take a mapping, as `nnx.capture` puts one into each module, for more
     of the state.
 
     Args:
-        value: What the variable holds.
-        data: What `metadata` returned.
+        value: The value of the variable.
+        data: The `metadata` of the variable.
     """
     if data is None or not isinstance(value, Mapping):
         return value
@@ -152,7 +152,7 @@ def with_metadata(value: Any, data: Any) -> Any:
 
 
 def write_again(variable: Any) -> None:
-    """Writes into a variable what it holds: Flax raises if it is of another trace."""
+    """Writes the value of a variable into it: Flax raises if it is of another trace."""
     variable.set_raw_value(variable.get_raw_value())
 
 
@@ -164,18 +164,18 @@ def assign(node: Any, name: str, value: Any) -> None:
     nnx.Pytree.__setattr__(node, name, value)
 
 
-# --- NNX: where a module is ---------------------------------------------------------------------
+# --- NNX: paths of modules ----------------------------------------------------------------------
 
 _NODES = "_pytree__nodes"
 
 
 class _WithPath(HashableMapping[Any, Any]):
-    """What NNX notes of an object, which of its attributes hold arrays, and the object's path.
+    """The static attribute of NNX objects with the names of their attributes of arrays, and a path.
 
-    A static attribute survives what the transformations of NNX do to modules; a map from identities
-    would not. This is one that every object has. It equals the plain one, so that a module with a
-    path is the same kind of tree as any other: one that a function closes over, or a prefix of axes
-    made outside. Nor does it tell two layers apart that share the trace of a jitted method.
+    A static attribute survives the transformations of NNX; a map from identities would not. Every
+    object has this one. It equals the plain one, so that a module with a path has the same tree
+    structure as any other: a module that a function closes over, or a prefix of axes made outside.
+    Two layers with different paths can still share the trace of a jitted method.
     """
 
     def __init__(self, nodes: Mapping[Any, Any], path: Path, owner: object) -> None:
@@ -184,29 +184,29 @@ class _WithPath(HashableMapping[Any, Any]):
         self.owner = owner
 
     def update(self, other: Mapping[Any, Any]) -> _WithPath:
-        """Returns the notes of an object that gets more attributes."""
+        """Returns the attribute of an object that gets more attributes."""
         return _WithPath({**self, **other}, self.path, self.owner)
 
 
 def give_path(module: Any, path: Path, owner: object) -> None:
-    """Notes in a module where it is, past the ``__setattr__`` of a user's class.
+    """Gives a module its path, past the ``__setattr__`` of a user's class.
 
     Args:
         module: A traced copy of the caller's module.
         path: The keys on the way to it.
-        owner: Who takes the path away again.
+        owner: The call that removes the path later.
     """
     vars(module)[_NODES] = _WithPath(vars(module)[_NODES], path, owner)
 
 
 def path_of(module: Any) -> Path | None:
-    """Returns the path that a module, or what it is a copy of, was given; None for no path."""
+    """Returns the path that a module, or the original of a copy, was given; None for no path."""
     nodes = vars(module)[_NODES]
     return nodes.path if isinstance(nodes, _WithPath) else None
 
 
 def take_path(module: Any, owner: object) -> None:
-    """Takes its path away from a module, if ``owner`` gave it."""
+    """Removes the path of a module, if ``owner`` gave it."""
     nodes = vars(module)[_NODES]
     if isinstance(nodes, _WithPath) and nodes.owner is owner:
         vars(module)[_NODES] = HashableMapping(nodes)
@@ -215,7 +215,7 @@ def take_path(module: Any, owner: object) -> None:
 # --- NNX: calls of modules --------------------------------------------------------------------
 
 Method = tuple[type, str]
-"""A method, by the class in whose body it stands and its name."""
+"""A method, by the class that defines it and its name."""
 
 _lock = threading.Lock()
 _patched: dict[Method, list[Any]] = {}  # method -> its own function, number of users
@@ -223,9 +223,9 @@ _FLAX = frozenset(nnx.Module.__mro__)
 
 
 def methods_of(cls: type) -> list[Method]:
-    """Returns the methods that an instance of ``cls`` runs: ``__call__``, and those with a name.
+    """Returns the methods of ``cls`` that compute: ``__call__``, and those without underscores.
 
-    Those that every module has (``eval``, ``sow``) compute nothing of their own.
+    The methods of every module (``eval``, ``sow``) compute nothing.
 
     Example:
         >>> from flax import nnx
@@ -241,15 +241,16 @@ def methods_of(cls: type) -> list[Method]:
     return [(c, name) for name, c in found.items()]
 
 
-def patch_methods(methods: Iterable[Method], around: Callable[[str, Any], Any]) -> None:
-    """Replaces methods of classes until `unpatch_methods`.
+@contextlib.contextmanager
+def patched(methods: Collection[Method], around: Callable[[str, Any], Any]) -> Iterator[None]:
+    """Replaces methods of classes inside the context.
 
     NNX has no hook around the call of a module; `nnx.tabulate` does the same. Threads share the
     classes, so that the last user of a method restores it.
 
     Args:
         methods: The methods.
-        around: From the name of a method and its function to the one that replaces it.
+        around: From the name of a method and its function to the new function.
     """
     with _lock:
         for cls, name in methods:
@@ -257,15 +258,14 @@ def patch_methods(methods: Iterable[Method], around: Callable[[str, Any], Any]) 
                 _patched[cls, name] = [vars(cls)[name], 0]
                 setattr(cls, name, around(name, vars(cls)[name]))
             _patched[cls, name][1] += 1
-
-
-def unpatch_methods(methods: Iterable[Method]) -> None:
-    """Gives classes their own methods back."""
-    with _lock:
-        for cls, name in methods:
-            _patched[cls, name][1] -= 1
-            if not _patched[cls, name][1]:
-                setattr(cls, name, _patched.pop((cls, name))[0])
+    try:
+        yield
+    finally:
+        with _lock:
+            for cls, name in methods:
+                _patched[cls, name][1] -= 1
+                if not _patched[cls, name][1]:
+                    setattr(cls, name, _patched.pop((cls, name))[0])
 
 
 # --- Linen ------------------------------------------------------------------------------------
@@ -274,8 +274,8 @@ def unpatch_methods(methods: Iterable[Method]) -> None:
 def lifted(transform: Callable[..., Any], target: Any, **options: Any) -> Any:
     """Returns a Linen class or function under a transformation of functions of scopes.
 
-    `lift_transform` is what makes `nn.remat` and `nn.jit` out of their counterparts in
-    `flax.core.lift`; the documented `nn.transforms` has no way to add one of one's own.
+    Flax makes `nn.remat` and `nn.jit` by `lift_transform` from their counterparts in
+    `flax.core.lift`; the documented `nn.transforms` has no way to add another one.
     """
     made: Any = transforms.lift_transform(transform, target, **options)
     pairs = [(made, target)]
@@ -289,14 +289,14 @@ def lifted(transform: Callable[..., Any], target: Any, **options: Any) -> Any:
 
 
 def packed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns a function of scopes from one that gets their variables and random keys apart.
+    """Returns a function of scopes from a function of their variables and random keys.
 
     `lift.pack` is the building block of all lifted transformations. Here all collections and all
-    keys go in, and all collections come out.
+    keys are inputs, and all collections are outputs.
 
     Args:
         function: From (scope function, repacking function, variables, keys, *args, **kwargs) to
             the output and the changed variables.
-        name: What Flax calls the transformation in its errors.
+        name: The name of the transformation in Flax's errors.
     """
     return lift.pack(function, (True,), (True,), (True,), name=name, enable_kwargs=True)

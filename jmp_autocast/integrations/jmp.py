@@ -1,4 +1,4 @@
-"""`jmp` policies from policies. The other way needs no adapter: ``autocast(fn, policy=...)``."""
+"""Converts policies to `jmp`; `autocast` itself takes policies of `jmp`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import jax.numpy as jnp
 import jmp
 
-from ..call.options import with_compute_dtype
+from ..call.options import autocast_options
 from ..policies import FLOAT32, Policy, as_policy
 
 
@@ -17,8 +17,8 @@ def to_jmp(policy: Any) -> jmp.Policy:
     """Returns the ``jmp.Policy`` with the dtypes of a policy, for code that casts by hand.
 
     A ``jmp.Policy`` is three dtypes: parameters, which are float32, compute dtype and output dtype,
-    which is float32 where the policy leaves it to the function. It says nothing of single
-    operations: levels, rules and scopes are lost, with a warning that names them.
+    which is float32 if the policy has none. It has nothing for single operations: levels, rules and
+    scopes are lost, with a warning that names them.
 
     Args:
         policy: A `Policy`, a dtype or a string, as for `jmp_autocast.autocast`.
@@ -31,7 +31,7 @@ def to_jmp(policy: Any) -> jmp.Policy:
         ValueError: The string cannot be read.
 
     Warns:
-        UserWarning: The policy says something that a ``jmp.Policy`` cannot say.
+        UserWarning: The policy has options that a ``jmp.Policy`` lacks.
 
     Example:
         >>> from jmp_autocast import BF16
@@ -39,10 +39,10 @@ def to_jmp(policy: Any) -> jmp.Policy:
         >>> to_jmp(BF16).compute_dtype.name
         'bfloat16'
     """
-    policy = with_compute_dtype(as_policy(policy))
+    policy, _ = autocast_options(as_policy(policy)).chosen
     default = Policy(policy.compute_dtype)
     names = {field.name for field in dataclasses.fields(policy)} - {"compute_dtype", "output_dtype"}
-    # Code that casts by hand runs either way, at another precision: so it is a warning, no error.
+    # A warning, no error: code that casts by hand runs without them, at another precision.
     if lost := sorted(n for n in names if getattr(policy, n) != getattr(default, n)):
         warnings.warn(
             f"A jmp.Policy has three dtypes and nothing else: {', '.join(lost)} of the policy "

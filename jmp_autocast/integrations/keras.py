@@ -1,8 +1,8 @@
 """Keras 3 on JAX: a dtype policy that runs models in mixed precision, and is saved with them.
 
-Importing this module gives `keras.Model` a ``stateless_call``, which ``fit``, ``evaluate`` and
-``predict`` use, that looks for the policy. Models without it run as before. Imported before Keras,
-it chooses Keras' JAX backend.
+The import of this module replaces ``keras.Model.stateless_call``, which ``fit``, ``evaluate`` and
+``predict`` use. Models without the policy run as before. Imported before Keras, it chooses Keras'
+JAX backend.
 """
 
 from __future__ import annotations
@@ -40,20 +40,19 @@ Model = TypeVar("Model", bound=keras.Model)
 class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
     """The dtype policy of layers whose model runs in mixed precision.
 
-    For Keras the layers compute in float32; `autocast` rewrites the program of the whole model.
-    What a layer saves of its dtype policy holds all of the `Policy`, so that
-    ``keras.models.load_model`` restores it where this module has been imported. A layer with the
-    dtype policy ``"float32"``, beside layers with this one, stays in float32.
+    For Keras the layers compute in float32; `autocast` rewrites the program of the whole model. A
+    saved layer has all of the `Policy`, so that ``keras.models.load_model`` restores it after an
+    import of this module. A layer with the dtype policy ``"float32"``, beside layers with this one,
+    stays in float32.
 
     Args:
         policy: A `Policy`, a string or dtype for one, such as ``"bfloat16"``, or a ``jmp.Policy``.
-        policy_map: Other dtype policies, by the paths of layers: Keras enters what is assigned to
-            ``layer.dtype_policy`` of a layer that has this one.
+        policy_map: Other dtype policies, by the paths of layers: Keras adds an entry when
+            ``layer.dtype_policy`` of a layer with this one is assigned.
 
     Raises:
         ValueError: A string describes no policy.
-        TypeError: ``policy`` is something else, or a rule of it is a function, which no model can
-            be saved with.
+        TypeError: ``policy`` is no policy, or a rule of it is a function, which cannot be saved.
 
     Example:
         >>> from jmp_autocast.integrations.keras import AutocastPolicy
@@ -68,7 +67,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         True
     """
 
-    # A map of Keras, which restores other dtype policies of layers by their names alone.
+    # A map, because Keras restores all other dtype policies of layers by their names alone.
 
     def __init__(self, policy: Any = BF16, policy_map: Any = None) -> None:
         super().__init__("float32", policy_map)
@@ -88,7 +87,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
 
     @property
     def name(self) -> str:
-        """What Keras calls the dtypes of the layers.
+        """The name of the dtypes of the layers in Keras.
 
         Example:
             >>> from jmp_autocast.integrations.keras import AutocastPolicy
@@ -98,7 +97,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         return "float32"
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what a saved layer holds: the text of `Policy.save`.
+        """Returns the configuration of a saved layer: the text of `Policy.save`.
 
         Example:
             >>> from jmp_autocast.integrations.keras import AutocastPolicy
@@ -127,18 +126,17 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         return is_one and (self.policy, dict(self)) == (other.policy, dict(other))
 
     def __bool__(self) -> bool:
-        return True  # also where it is empty as a map
+        return True  # also as an empty map
 
     def __repr__(self) -> str:
         return f"AutocastPolicy({self._policy!r})"
 
 
 def autocast(model: Model, policy: PolicyLike = BF16, *, enabled: bool = True) -> Model:
-    """Runs a Keras model in mixed precision, and saves that with it.
+    """Runs a Keras model in mixed precision, and saves the policy with it.
 
-    It gives all layers of the model an `AutocastPolicy`, before or after ``compile``. For layers
-    that are yet to be made, ``keras.config.set_dtype_policy(AutocastPolicy("bfloat16"))`` does the
-    same.
+    It gives all layers of the model an `AutocastPolicy`, before or after ``compile``. For future
+    layers write ``keras.config.set_dtype_policy(AutocastPolicy("bfloat16"))``.
 
     Args:
         model: The model, which is changed.
@@ -169,7 +167,7 @@ def autocast(model: Model, policy: PolicyLike = BF16, *, enabled: bool = True) -
     dtype_policy = AutocastPolicy(options.policy) if enabled else _FLOAT32
     for layer in _layers(model):
         layer.dtype_policy = dtype_policy
-    # Keras keeps its compiled steps; they are made anew at the next call.
+    # Keras keeps its compiled steps; without them it compiles again at the next call.
     model.train_function = model.test_function = model.predict_function = None
     return model
 
@@ -185,7 +183,7 @@ _FLOAT32 = keras.DTypePolicy("float32")
 
 
 def _own(layer: Any) -> Any:
-    """Returns the dtype policy of a layer, where a map says one for its path."""
+    """Returns the dtype policy of a layer, from the map for its path if there is one."""
     policy = layer.dtype_policy
     while isinstance(policy, AutocastPolicy) and layer.path in policy:
         policy = policy[layer.path]
@@ -206,9 +204,9 @@ def _policy_of(model: Any) -> Policy | None:
                 f"{first.name!r} has {shown(policy)}, and {layer.name!r} has {shown(other)}. Write "
                 f"one, such as BF16.with_rules({{'*': 'float32'}}, scope='*/{layer.name}')."
             )
-    if len(ours) == 1 and first is model:  # its layers were made before, and say nothing
+    if len(ours) == 1 and first is model:  # its layers are older, and have Keras' own dtypes
         return policy
-    # What a model among the layers says of itself is lost when it is saved; its layers count.
+    # A saved inner model loses its own dtype policy; its layers count.
     for layer, other in own:
         if layer.weights and not hasattr(layer, "layers") and other == _FLOAT32:
             policy = policy.with_rules({"*": "float32"}, scope=f"*/{layer.name}")

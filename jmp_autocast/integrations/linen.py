@@ -1,7 +1,7 @@
 """`autocast` for a part of a Flax Linen model: a module class, or a method of one.
 
-A whole model needs no adapter: ``jmp_autocast.autocast(model.apply)``. Inside a model Linen's own
-bookkeeping must be led through the transformation, as it is by ``nn.remat`` and ``nn.jit``.
+A whole model needs no adapter: ``jmp_autocast.autocast(model.apply)``. Inside a model Linen's
+variables must pass through the transformation, as in ``nn.remat`` and ``nn.jit``.
 """
 
 from __future__ import annotations
@@ -55,8 +55,7 @@ def autocast(
 
     It is a lifted transformation like ``nn.remat``: initialization, mutable collections, ``sow``
     and PRNG streams work inside, and it composes with ``nn.scan``, ``nn.remat``, ``nn.vmap`` and
-    ``nn.jit``. A wrapped class keeps its name, so that the variables of a model have the paths that
-    they have without it.
+    ``nn.jit``. A wrapped class keeps its name, so that the variables of a model keep their paths.
 
     For a whole model use ``jmp_autocast.autocast(model.apply)``.
 
@@ -66,13 +65,13 @@ def autocast(
             None to use ``autocast`` as a decorator with options.
         policy: As in `jmp_autocast.autocast`.
         methods: The methods of a class that run in mixed precision, ``__call__`` by default.
-        output_dtype: As in `jmp_autocast.autocast`; variables keep their dtypes whatever it says.
-            With ``"computed"`` what follows the part gets its 16-bit values.
+        output_dtype: As in `jmp_autocast.autocast`; variables always keep their dtypes. With
+            ``"computed"`` the consumers of the part get its 16-bit values.
         enabled: As in `jmp_autocast.autocast`.
 
     Returns:
-        What stands in the place of ``target``; with ``target=None`` a decorator. The variables of
-        the module are the parameters that take no part in the choice of dtypes.
+        ``target`` in mixed precision; with ``target=None`` a decorator. The variables of the module
+        are parameters, which have no vote in the choice of dtypes.
 
     Raises:
         TypeError: ``target`` is a module instead of a class, or is not callable, or an option has
@@ -94,8 +93,8 @@ def autocast(
         >>> str(jax.make_jaxpr(Net().apply)(variables, x)).count("bf16[1,8] = dot_general")
         1
     """
-    # A wrong option fails here, where the user wrote it, and not at the first call of a model.
-    # The variables are argument 0 of the function of scopes, and all of them count as parameters.
+    # A wrong option fails here, and not at the first call of a model. The variables are argument 0
+    # of the function of scopes, and all of them are parameters.
     check_form(_misplaced, _unknown)
     checked = autocast_options(policy, 0, output_dtype, enabled)
     lift = Decorator(_lifted, methods=methods, options=checked)
@@ -114,7 +113,7 @@ def _lifted(target: Any, options: Options, methods: Sequence[str] | None) -> Any
 
 
 def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    """The transformation of a function of scopes, as `flax.core.lift` has them."""
+    """Transforms a function of scopes of `flax.core.lift`."""
 
     def inner(
         scope_fn: Any, repack_fn: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any
@@ -133,7 +132,7 @@ def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
         out, changed = cast(variables, rngs, *args, **kwargs)
         if not options.is_on:
             return out, changed
-        # A variable keeps its dtype: batch statistics that came in as float32 go out as float32.
+        # A variable keeps its dtype: float32 batch statistics stay float32.
         out = cast_outputs(out, options)
         return out, cast_leaves(changed, declared)
 

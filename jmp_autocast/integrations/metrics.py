@@ -1,4 +1,4 @@
-"""What mixed precision does in a run, as scalars for any writer of metrics."""
+"""Metrics of mixed precision in a run, as scalars for any writer."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def precision_metrics(
 
     Args:
         opt_state: An optimizer state with a loss scale, at any depth; None without loss scaling.
-        report: What `jmp_autocast.explain` says of the function that is trained; None to leave the
-            share out. It does not change from step to step.
-        prefix: Stands in front of each name; writers group by the part before the slash.
+        report: The report of `jmp_autocast.explain` for the loss, which does not change from step
+            to step; None to leave the share out.
+        prefix: The start of each name; writers group by the part before the slash.
 
     Returns:
         With ``opt_state``: ``loss_scale`` (float32), ``skipped_steps`` (int32, since the start),

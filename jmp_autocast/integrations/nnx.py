@@ -38,19 +38,19 @@ def autocast(
     """Runs a float32 function of Flax NNX modules in mixed precision.
 
     This is `jmp_autocast.autocast` for functions that take NNX modules (or any other NNX object:
-    `Rngs`, `Optimizer`, metrics, variables) at any place in the arguments, and for modules and
-    their methods. The changes that a call makes are in the caller's objects afterwards, as with
-    `nnx.jit`: batch statistics, RNG counters, caches, new variables and submodules, static
-    attributes. State keeps its dtype whatever ``output_dtype`` says. It works inside and outside
-    the transformations of JAX and NNX. The function can read, but not change, a module that it only
-    closes over, or an argument that belongs to an outer trace.
+    `Rngs`, `Optimizer`, metrics, variables) anywhere in the arguments, and for modules and their
+    methods. The changes of a call are in the caller's objects afterwards, as with `nnx.jit`: batch
+    statistics, RNG counters, caches, new variables and submodules, static attributes. State always
+    keeps its dtype. It works inside and outside the transformations of JAX and NNX. The function
+    can read, but not change, a module that it only closes over, or an argument that belongs to an
+    outer trace.
 
     NNX puts no names into a program. Here each call of a module puts its attribute path, relative
     to the calling module, and then its class on the name stack: in a ``Net`` with blocks in
     ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``, and
     a rule of a policy finds it by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
     (``"*/LayerNorm"``). A method that is called from outside of its module adds its name: a tied
-    head stands in ``Net/embed/Embed/attend``. Profiles show the same names.
+    head is in ``Net/embed/Embed/attend``. Profiles show the same names.
 
     Args:
         fn: The function, module or bound method; None to use ``autocast`` as a decorator with
@@ -103,13 +103,13 @@ def autocast(
 
 
 class NNXAutocast(Autocast):
-    """A function of NNX modules in mixed precision: what `autocast` returns."""
+    """A function of NNX modules in mixed precision: the result of `autocast`."""
 
     inputs_are_leaves = False  # they are variables, by their paths
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
-        # Without casts there is nothing to rewrite, so that modules may change as they always do.
+        # Without casts there is nothing to rewrite, and the modules change in place.
         if not self._options.is_on:
             return super().__call__(*args, **kwargs)
         with self.opened(self._fn, self._options.params, args, kwargs) as call:
@@ -121,7 +121,7 @@ class NNXAutocast(Autocast):
             out = cast_outputs(out, self._options)
             return call.finish((out, changed, after))
 
-    # The tools open calls through these two; the objects among the arguments stay as they are.
+    # The tools open calls through these two, and leave the objects unchanged.
     @staticmethod
     def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """True for a call with NNX objects among its arguments, or in its function."""
@@ -131,7 +131,7 @@ class NNXAutocast(Autocast):
     def opened(
         fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[Opened]:
-        """Takes the state out of the objects of a call; it comes back behind it."""
+        """Takes the state out of the objects of a call; ``finish`` puts it back."""
         return opened(fn, params, args, kwargs)
 
     def _options_of(self, call: Opened) -> Options:
@@ -143,5 +143,5 @@ class NNXAutocast(Autocast):
 
 STATEFUL_KINDS.append(NNXAutocast)
 
-# A model may hold a wrapped layer as it holds the layer, without `nnx.data`.
+# A model may hold a wrapped layer without `nnx.data`, as it holds a layer.
 nnx.register_data_type(pytrees_of(NNXAutocast))

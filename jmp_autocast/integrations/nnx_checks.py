@@ -1,4 +1,4 @@
-"""What a call may leave in NNX objects: nothing of its own trace, nothing in an outer trace's."""
+"""Checks of the changes of a call in NNX objects: of tracers left, and of outer traces."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def is_object(x: Any) -> bool:
 
 
 def check_no_hijax(name: str, leaves: Iterable[tuple[Path, Any]]) -> None:
-    """Raises for a hijax variable in an NNX object that is taken apart.
+    """Raises TypeError for a hijax variable in an NNX object that is split.
 
-    Put together again, the object would hold a copy of it: what the function writes would be lost,
-    and Flax 0.12.12 lets nobody write the original in a trace.
+    The merged object would hold a copy of it: the writes of the function would be lost, and Flax
+    0.12.12 does not allow to write the original in a trace.
 
     Args:
         name: The function's name.
@@ -32,19 +32,19 @@ def check_no_hijax(name: str, leaves: Iterable[tuple[Path, Any]]) -> None:
             raise TypeError(
                 f"{name} gets an NNX object with the hijax variable {'/'.join(map(str, path[2:]))}"
                 ", which is a value of JAX itself. Use jmp_autocast.autocast, which takes such "
-                "objects as they are, or nnx.with_vars(model, hijax=False)."
+                "objects unchanged, or nnx.with_vars(model, hijax=False)."
             )
 
 
 def check_writable(roots: Any, paths: Iterable[Path] | None = None) -> None:
-    """Raises Flax's error where an object belongs to an outer trace, before anything is written.
+    """Raises Flax's error for an object of an outer trace, before anything is written.
 
     Flax itself checks one object after the other while it writes them, and a module only if an
     attribute is assigned.
 
     Args:
         roots: The NNX objects, in lists and tuples.
-        paths: Where in the roots something is to be written; None for everywhere.
+        paths: The paths of the values to be written; None for all.
 
     Raises:
         flax.errors.TraceContextError: An object that is to be written is of an outer trace.
@@ -93,14 +93,14 @@ def static_tracers(graphdef: Any) -> dict[int, Any]:
 
 
 def arrays_as_data(roots: Sequence[Any], known: dict[int, Any]) -> None:
-    """Makes data of the arrays that a call assigned to attributes, as they are without a trace.
+    """Turns traced arrays that a call assigned to attributes into data, as Flax does with arrays.
 
-    Flax takes a new attribute for data if it is an array, but for static if it is a traced one
-    (0.12): it would stay in the caller's object after the trace.
+    In Flax 0.12 a new attribute is static if it is a traced array: it would stay in the caller's
+    object after the trace.
 
     Args:
         roots: The NNX objects.
-        known: The ids of traced arrays that were there before: those of an outer trace.
+        known: The ids of traced arrays of an outer trace.
     """
     for _, node in objects_in(roots):
         # A copy: an assignment changes the dictionary that is read here.

@@ -11,15 +11,7 @@ from typing import Any
 import jax
 from flax import nnx
 
-from .flax_compat import (
-    give_path,
-    methods_of,
-    objects_in,
-    patch_methods,
-    path_of,
-    take_path,
-    unpatch_methods,
-)
+from .flax_compat import give_path, methods_of, objects_in, patched, path_of, take_path
 
 _local = threading.local()
 
@@ -31,15 +23,15 @@ _NAMED: Any = jax.make_user_context(False)
 def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     """Gives every call of a module in ``nodes`` scopes: attribute path, class, and name of method.
 
-    ``__call__`` adds no name. While it is open the methods of the classes are replaced, as
-    ``nnx.tabulate`` does; other threads, and modules outside of the traced call, notice nothing.
+    ``__call__`` adds no name. Inside the context the methods of the classes are replaced, as in
+    ``nnx.tabulate``, without an effect on other threads, and on modules outside of the traced call.
 
     Args:
         nodes: Copies of the caller's NNX objects, made for this trace.
 
     Yields:
-        The roots from which the marks on the modules are removed in the end: ``nodes``; append the
-        objects that the call returns.
+        A list of ``nodes``. Append the objects that the call returns: the paths of all modules in
+        the list are removed at the end.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -52,23 +44,20 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     """
     owner = object()
     modules = list(_modules(nodes))
-    # A module that already has a path is in the call of an outer autocast, which names it from its
-    # own root.
+    # A module with a path is in the call of an outer autocast, which names it from its own root.
     for path, module in modules:
         if path_of(module) is None:
             give_path(module, path, owner)
     methods = {method for cls in {type(m) for _, m in modules} for method in methods_of(cls)}
-    # Only a thread that has a stack opens scopes: the classes are those of all threads.
+    # Only a thread with a stack opens scopes: all threads share the classes.
     outer = getattr(_local, "stack", None)
     _local.stack = [] if outer is None else outer
-    patch_methods(methods, _in_scope)
     roots = list(nodes)
     try:
-        with _NAMED(True):
+        with patched(methods, _in_scope), _NAMED(True):
             yield roots
     finally:
         _local.stack = outer
-        unpatch_methods(methods)
     for _, module in _modules(roots):
         take_path(module, owner)
 
@@ -86,7 +75,7 @@ def _in_scope(name: str, original: Any) -> Any:
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = original.__get__(self, type(self)) if hasattr(original, "__get__") else original
         stack = getattr(_local, "stack", None)
-        # A module that calls a method of its own, or `super()`, is where it is.
+        # A module that calls a method of its own, or `super()`, keeps its scopes.
         if stack is None or (stack and stack[-1][0] is self):
             return call(*args, **kwargs)
         names, keys = _names(self, stack[-1][1] if stack else ())
@@ -107,8 +96,8 @@ def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, 
     """Returns the scopes of a module that another calls, and its path for those that it calls."""
     own = path_of(module)
     keys = caller if own is None else own  # without: made in the traced function
-    # A module that is called by one that does not hold it is named from its own root on, without
-    # the position of the root in the arguments.
+    # If the caller does not hold the module, its path begins at its own root, without the position
+    # of the root in the arguments.
     inside = bool(caller) and keys[: len(caller)] == caller
     attributes = keys[len(caller) :] if inside else keys[1:]
     return [*map(str, attributes), type(module).__name__], keys

@@ -1,4 +1,4 @@
-"""The state of Flax NNX objects around a pure function: out, through, and back in."""
+"""The state of Flax NNX objects as inputs and outputs of a pure function."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from .nnx_checks import (
 from .nnx_scopes import module_scopes
 from .results import dtypes_of
 
-_NODE = object()  # stands for an NNX object in a result
-_ARGS, _KWARGS, _BOUND = range(3)  # the parts of a call: args, kwargs, what `fn` brings
+_NODE = object()  # the placeholder of an NNX object in a result
+_ARGS, _KWARGS, _BOUND = range(3)  # the parts of a call: args, kwargs, arguments bound to `fn`
 
 
 @dataclasses.dataclass(eq=False)
 class ModuleGraph:
-    """All that is static in a call: the NNX objects without their arrays, and where they stand.
+    """The static part of a call: the NNX objects without their arrays, and their positions.
 
     Two calls with equal graphs share a trace. It holds no array, since JAX keeps it with the trace.
 
@@ -75,15 +75,15 @@ class ModuleGraph:
 
 
 class After(NamedTuple):
-    """What is static in the result of a call.
+    """The static part of the result of a call.
 
     Args:
         tree: The structure of the function's result, with NNX objects as leaves.
         is_node: Which of its leaves are NNX objects.
         graphdef: The graph of the call's objects and of the returned ones.
-        state: For each variable or array of it its path, and the name of the value of the call
-            that it still is; None if it changed.
-        dtypes: The dtypes of what changed.
+        state: For each variable or array of it its path, and the name of its unchanged value in the
+            call; None if it changed.
+        dtypes: The dtypes of the changed values.
     """
 
     tree: Any
@@ -93,7 +93,7 @@ class After(NamedTuple):
     dtypes: list[Any]
 
     def arranged(self, out: Sequence[Any], nodes: Iterable[Any] = itertools.repeat(_NODE)) -> Any:
-        """Returns the function's result, of its arrays and of its NNX objects or stand-ins."""
+        """Returns the function's result from its arrays and its NNX objects or placeholders."""
         arrays, returned = iter(out), iter(nodes)
         leaves = [next(returned if is_node else arrays) for is_node in self.is_node]
         return jax.tree_util.tree_unflatten(self.tree, leaves)
@@ -104,8 +104,8 @@ class Pure:
     """A function of NNX objects, as a function of their graph and of arrays by name.
 
     Args:
-        fn: The function, without the objects that it brought.
-        name: What messages and profiles call it.
+        fn: The function, without its bound objects.
+        name: Its name in messages and profiles.
     """
 
     fn: Callable[..., Any]
@@ -116,9 +116,9 @@ class Pure:
         return self.name
 
     def __call__(self, graph: ModuleGraph, /, **values: Any) -> tuple[list[Any], list[Any], After]:
-        """Returns the function's outputs, the state that it changed, and what is static in both.
+        """Returns the function's outputs, the state that it changed, and the static part of both.
 
-        What did not change is no output: a module of an outer trace can be read, not written.
+        Unchanged state is no output: a module of an outer trace can be read, not written.
         """
         flat = [(path, with_metadata(values[name], data)) for path, name, data in graph.state]
         contents = {name: jax.tree.map(lambda x: x, values[name]) for _, name, _ in graph.state}
@@ -144,14 +144,14 @@ class Pure:
                 f"{self.name} leaves a traced array in the static attribute {left[0]!r} of an NNX "
                 "object. Hold it in an nnx.Variable, or assign nnx.data(...)."
             )
-        # By identity: a traced value that comes back untouched is the same object, and two values
-        # cannot be compared in a trace.
+        # By identity: an unchanged traced value is the same object, and two values cannot be
+        # compared in a trace.
         known = {id(values[name]): (name, data) for _, name, data in graph.state}
         state: list[tuple[Any, str | None]] = []
         changed: list[Any] = []
         for path, leaf in after:
             name, data = known.get(id(raw_value(leaf)), (None, None))
-            # `sow` writes into a container in its place.
+            # `sow` changes a container in place.
             is_same = name is not None and same_objects(raw_value(leaf), contents[name])
             if is_same and metadata(leaf) == data:
                 state.append((path, name))
@@ -167,11 +167,11 @@ class Pure:
 def opened(
     fn: Callable[..., Any], params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[Opened]:
-    """Takes the state out of the NNX objects of a call, and gives the way to put it back.
+    """Takes the state out of the NNX objects of a call; `Opened.finish` puts it back.
 
     Args:
         fn: The function, module or bound method.
-        params: Which arguments hold parameters, as `Options.params` says it.
+        params: Which arguments hold parameters, as `Options.params`.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
     """
@@ -203,7 +203,7 @@ def opened(
                 untrained.append(name)
         graph = ModuleGraph(tree, leaves, graphdef, state)
 
-        # A variable may hold a container: what is asked about is an array in it.
+        # A variable may hold a container: the path is that of an array in it.
         def is_known(path: str) -> bool:
             return is_param[_known(path, is_param)]
 
@@ -227,7 +227,7 @@ def _finish(nodes: list[Any], graph: ModuleGraph, values: dict[str, Any], result
         for path, name in after.state
     ]
     returned: Any = ()
-    # Values alone are written one by one, because a module of an outer trace may be read. A merge
+    # Only changed values are written, because a module of an outer trace may be read. A merge
     # writes every object of the graph, and Flax raises for one of an outer trace.
     if is_unchanged(after.graphdef, graph.graphdef):
         pairs = zip(state, graph.state, strict=True)
@@ -245,7 +245,7 @@ def _finish(nodes: list[Any], graph: ModuleGraph, values: dict[str, Any], result
 def holds_objects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """True for a call with NNX objects among its arguments, or in its function.
 
-    Objects of hijax variables are pytrees of values, and need not be taken apart.
+    Objects of hijax variables are pytrees of values, and need not be split.
     """
     leaves = jax.tree_util.tree_leaves((args, kwargs, _open(fn)[1]), is_leaf=is_object)
     objects = [x for x in leaves if is_object(x)]
@@ -253,9 +253,9 @@ def holds_objects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 
 def _name_of(path: Any, taken: Container[str]) -> str:
-    """Returns the path of a leaf as the user knows it, such as ``"0/dense/kernel"``."""
+    """Returns the path of a leaf for users, such as ``"0/dense/kernel"``."""
     root, *inside = path
-    # What `fn` brings stands in (args, kwargs) of its own, and no user numbers that.
+    # Bound arguments are in (args, kwargs) of their own, which users do not number.
     inside = inside[2:] if root.idx == _BOUND else inside
     name = jax.tree_util.keystr(tuple(inside), simple=True, separator="/")
     name = f"self/{name}".rstrip("/") if root.idx == _BOUND else name
@@ -271,7 +271,7 @@ def _known(path: str, names: Container[str]) -> str:
 
 
 def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Takes out of ``fn`` the modules that it brings: its own, or the bound ones."""
+    """Returns ``fn`` without its bound arguments (or itself, if it is a module), and these."""
     if isinstance(fn, functools.partial):
         inner, (args, kwargs) = _open(fn.func)
         return inner, ((*args, *fn.args), {**kwargs, **fn.keywords})
@@ -304,10 +304,10 @@ def _param_predicate(
 
     def is_param(path: Any, leaf: Any) -> bool:
         root, *inside = path
-        # What `fn` itself brings, as a module or a method, is the model.
+        # A module that is `fn`, or bound to it, is the model.
         if root.idx == _BOUND:
             return True
-        # NNX says what is a parameter: batch statistics and counters are variables, too.
+        # Batch statistics and counters are variables, too, and no parameters.
         if params is None and isinstance(leaf, nnx.Variable):
             return isinstance(leaf, nnx.Param)
         if params is None:

@@ -1,4 +1,4 @@
-"""`stateless`: a function of an NNX module as one of dicts of arrays, for programs without Flax."""
+"""`stateless`: converts a function of an NNX module to one of dicts of arrays."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def stateless(
     Args:
         fn: A function whose first argument is the module, such as one in `autocast`. It may change
             all of the module's state but its parameters.
-        module: The module, in the mode (``module.eval()``) and with the caches of the calls. It
-            stays as it is. Its parameters may be stored in 16 or 8 bits.
+        module: The module, in the mode (``module.eval()``) and with the caches of the calls. It is
+            not changed. Its parameters may be stored in 16 or 8 bits.
 
     Returns:
         The function ``(params, state, *args, **kwargs) -> (result, state)``; the values of every
@@ -80,5 +80,5 @@ def stateless(
 
 
 def _named(state: Any) -> list[tuple[str, Any]]:
-    """Returns the path, as the user writes it, and the variable of each part of a state."""
+    """Returns the path for users, the path in Flax, and the variable of each part of a state."""
     return [("/".join(map(str, path)), (path, v)) for path, v in nnx.to_flat_state(state)]

@@ -24,8 +24,8 @@ def scaled_value_and_grad(
     """Like ``nnx.value_and_grad``, with gradients of the loss times a scale.
 
     This is `jmp_autocast.scaled_value_and_grad` for functions of NNX modules: only parameters are
-    differentiated, and the changes that the call makes (batch statistics, RNG counters) are in the
-    modules afterwards.
+    differentiated, and the changes of the call (batch statistics, RNG counters) are in the modules
+    afterwards.
 
     Args:
         fn: A function of modules that returns a floating scalar, or a pair of one and auxiliary
@@ -34,9 +34,9 @@ def scaled_value_and_grad(
         has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
 
     Returns:
-        A function ``(scale, *args, **kwargs) -> (value, grads)``. The scale is a number, or what
-        holds one: an ``nnx.Optimizer`` of `jmp_autocast.dynamic_loss_scaling`. The loss comes back
-        unscaled, the gradients scaled, for the optimizer's ``update``.
+        A function ``(scale, *args, **kwargs) -> (value, grads)``. The scale is a number, or an
+        ``nnx.Optimizer`` of `jmp_autocast.dynamic_loss_scaling`. The loss is unscaled, and the
+        gradients are scaled, for the optimizer's ``update``.
 
     Raises:
         TypeError: At the call: the loss is not a floating scalar, or ``has_aux`` is set and ``fn``
@@ -60,8 +60,8 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
     """Makes a training step with loss scaling, which leaves the whole model unchanged if skipped.
 
     The step scales the loss, differentiates, and updates. If a gradient is not finite, the
-    optimizer skips the step; BatchNorm statistics and other variables that the call has changed get
-    their old values back as well. RNG counters advance: the next step draws other numbers.
+    optimizer skips the step; BatchNorm statistics and other variables that the call has changed are
+    restored as well. RNG counters advance: the next step draws other numbers.
 
     Args:
         fn: As in `scaled_value_and_grad`; its first argument is the model.
@@ -103,7 +103,7 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
                 "step(optimizer, model, ...)."
             )
         before = _statistics(optimizer, model)
-        # The optimizer says what it updates: the gradients are those of the same variables.
+        # The gradients are those of the variables that the optimizer updates.
         gradient = scaled_value_and_grad(fn, nnx.DiffState(0, _wrt(optimizer)), has_aux)
         value, grads = gradient(optimizer, model, *args, **kwargs)
         optimizer.update(model, grads)
@@ -119,7 +119,7 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
 
 
 def _statistics(optimizer: nnx.Optimizer, model: Any) -> dict[Any, Any]:
-    """Returns the values of what neither the optimizer nor a random stream moves, by path."""
+    """Returns the values of all variables but those of the optimizer and RNG streams, by path."""
     state = nnx.state(model, nnx.All(nnx.Not(_wrt(optimizer)), nnx.Not(nnx.RngState)))
     return {path: raw_value(leaf) for path, leaf in nnx.to_flat_state(state)}
 

@@ -3,11 +3,10 @@
 optax_wrapper.py    optax transformations that unscale, skip a bad step and adapt the scale
 gradients.py        gradients of a scaled loss
 find_state.py       reads the scale and the skips out of any optimizer state
-scale.py            the scale itself: what it starts with, how it grows and backs off
+scale.py            the scale itself: its first value, its growth and its backoff
 unscale.py          the division of gradients by the scale, and the check that they are finite
-float16_weights.py  float16 weights, for which the optimizer computes in float32
-integer_leaves.py   updates of integer parameters, whose gradients are float0
-check_arguments.py  errors for arguments that are wrong
+leaves.py           float16 and integer parameters
+check_arguments.py  errors for wrong arguments
 """
 
 from .find_state import loss_scale, skipped_steps, step_skipped

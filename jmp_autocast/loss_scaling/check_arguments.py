@@ -1,4 +1,4 @@
-"""Checks the arguments of loss scaling, and raises errors that say what to write instead."""
+"""Errors for wrong arguments of loss scaling."""
 
 from __future__ import annotations
 
@@ -26,31 +26,29 @@ def is_real(dtype: Any) -> bool:
 
 
 def check_scale(value: Any) -> None:
-    """Raises an error for a number that is not a normal, finite float32 number above 0."""
+    """Raises for a number that is not a normal, finite float32 number above 0."""
     _check("scale", value, _is_scale, _A_SCALE)
 
 
 def check_configuration(**arguments: ArrayLike) -> dict[str, ArrayLike]:
     """Checks the arguments of `dynamic_scale`, and returns them.
 
-    A JAX array passes, whatever its value: ``optax.inject_hyperparams`` hands over traced ones.
+    JAX arrays are not checked: ``optax.inject_hyperparams`` passes traced ones.
     """
+    low = _as_stored("min_scale", arguments["min_scale"]) or SMALLEST_SCALE
+    high = _as_stored("max_scale", arguments["max_scale"]) or LARGEST_SCALE
+    within = f"within [min_scale, max_scale] = [{low:g}, {high:g}]"
+    above = f"finite and at least min_scale={low:g}"
 
     def check(name: str, holds: Callable[[float], bool], allowed: str) -> None:
         _check(name, arguments[name], holds, allowed)
 
-    low = _as_stored("min_scale", arguments["min_scale"]) or SMALLEST_SCALE
-    high = _as_stored("max_scale", arguments["max_scale"]) or LARGEST_SCALE
-    within = f"within [min_scale, max_scale] = [{low:g}, {high:g}]"
     check("growth_factor", lambda x: 1 < x <= LARGEST_SCALE, "a finite number above 1")
     check("backoff_factor", lambda x: 0 < x < 1, "a number between 0 and 1")
     check("growth_interval", _is_count, "an integer of at least 1")
     check("min_scale", _is_scale, _A_SCALE)
-    check(
-        "max_scale", lambda x: low <= x <= LARGEST_SCALE, f"finite and at least min_scale={low:g}"
-    )
-    # init_scale is checked last. Otherwise min_scale=inf would be reported as an init_scale that
-    # is out of range.
+    check("max_scale", lambda x: low <= x <= LARGEST_SCALE, above)
+    # init_scale is last: otherwise min_scale=inf would be reported as a wrong init_scale.
     check("init_scale", lambda x: low <= x <= high, within)
     return arguments
 
@@ -67,7 +65,7 @@ def _is_count(number: float) -> bool:
 
 
 def _as_stored(name: str, value: Any) -> float | None:
-    """Returns a number as the state will hold it; None for a JAX array, which may be traced."""
+    """Returns a number in the dtype of the state; None for a JAX array, which may be traced."""
     if isinstance(value, jax.Array | np.ndarray):
         if value.shape or not is_real(value.dtype):
             raise TypeError(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -40,7 +39,7 @@ def loss_scale(opt_state: Any) -> jax.Array:
 
 
 def step_skipped(opt_state: Any) -> jax.Array:
-    """Says whether the last ``update`` was skipped because a gradient was not finite.
+    """Returns whether the last ``update`` was skipped because a gradient was not finite.
 
     Args:
         opt_state: As in `loss_scale`.
@@ -66,7 +65,7 @@ def step_skipped(opt_state: Any) -> jax.Array:
 
 
 def skipped_steps(opt_state: Any) -> jax.Array:
-    """Returns how many steps were skipped since the start.
+    """Returns the number of skipped steps since the start.
 
     Args:
         opt_state: As in `loss_scale`.
@@ -88,12 +87,7 @@ def skipped_steps(opt_state: Any) -> jax.Array:
     return jnp.asarray(only_loss_scale(opt_state).skipped_steps)
 
 
-def _is_around(kind: Any) -> Callable[[Any], bool]:
-    """Returns whether a node of a state is that of a transformation around the loss scaling."""
-    return lambda node: isinstance(node, kind) and has_loss_scale(node)
-
-
-def _is_late(node: Any) -> bool:
+def _comes_late(node: Any) -> bool:
     """Returns whether a node is the state of a chain whose loss scaling is not its first part."""
     if type(node) is not tuple:
         return False
@@ -103,47 +97,41 @@ def _is_late(node: Any) -> bool:
     return any(type(part).__module__.startswith("optax.") for part in before)
 
 
-# What is wrong about where the loss scaling stands, as its state shows it, at no cost.
-_WRONG_ORDERS: tuple[tuple[Callable[[Any], bool], str], ...] = (
-    (
-        _is_around(optax.MultiStepsState),
-        "optax.MultiSteps stands around the loss scaling: it adds up scaled gradients, so that "
+_AROUND = {
+    optax.MultiStepsState: (
+        "optax.MultiSteps is around the loss scaling: it adds up scaled gradients, so that "
         "one bad batch spoils the sum, and its accumulator may keep a NaN. Write "
-        "dynamic_loss_scaling(optax.MultiSteps(optimizer, k)).",
+        "dynamic_loss_scaling(optax.MultiSteps(optimizer, k))."
     ),
-    (
-        _is_around(optax.ApplyIfFiniteState),
-        "optax.apply_if_finite stands around the loss scaling, and hides steps that are not finite "
+    optax.ApplyIfFiniteState: (
+        "optax.apply_if_finite is around the loss scaling, and hides steps that are not finite "
         "from the scale, which then backs off late, or never. dynamic_loss_scaling skips them: "
-        "leave it out, or write dynamic_loss_scaling(optax.apply_if_finite(optimizer, n)).",
+        "leave it out, or write dynamic_loss_scaling(optax.apply_if_finite(optimizer, n))."
     ),
-    (
-        _is_late,
-        "A transformation stands before the loss scaling in optax.chain, and sees gradients that "
-        "are still multiplied by the scale: a clip there clips each of them, a weight decay is "
-        "lost. Write dynamic_loss_scaling(optax.chain(clip, optimizer)).",
-    ),
+}
+_LATE = (
+    "A transformation is before the loss scaling in optax.chain, and sees gradients that "
+    "are still multiplied by the scale: a clip there clips each of them, a weight decay is "
+    "lost. Write dynamic_loss_scaling(optax.chain(clip, optimizer))."
 )
 
 
 def check_order(opt_state: Any, stacklevel: int) -> None:
-    """Warns of a transformation around or before the loss scaling that should be inside.
-
-    Args:
-        opt_state: The state.
-        stacklevel: As for ``warnings.warn``, for the user's line.
-    """
-    for is_wrong, message in _WRONG_ORDERS:
-        if any(map(is_wrong, jax.tree.leaves(opt_state, is_leaf=is_wrong))):
+    """Warns of a transformation around or before the loss scaling that should be inside."""
+    for kind, message in _AROUND.items():
+        nodes = jax.tree.leaves(opt_state, is_leaf=lambda node, kind=kind: isinstance(node, kind))
+        if any(isinstance(node, kind) and has_loss_scale(node) for node in nodes):
             warnings.warn(message, stacklevel=stacklevel)
+    if any(map(_comes_late, jax.tree.leaves(opt_state, is_leaf=_comes_late))):
+        warnings.warn(_LATE, stacklevel=stacklevel)
 
 
 def only_loss_scale(opt_state: Any, where: str = "") -> ScaleState:
-    """Returns the one `ScaleState` in a pytree, at whatever depth.
+    """Returns the only `ScaleState` in a pytree, at any depth.
 
     Args:
         opt_state: The pytree.
-        where: What is said of a state without one, after what it is.
+        where: The part of the error message behind the type of ``opt_state``.
     """
     found = _found(opt_state)
     if len(found) == 1:
@@ -162,7 +150,7 @@ def only_loss_scale(opt_state: Any, where: str = "") -> ScaleState:
 
 
 def _instead(state: Any) -> str:
-    """Returns what to pass for what holds no loss scale."""
+    """Returns the fix for a value without a loss scale."""
     if callable(getattr(state, "init", None)) and callable(getattr(state, "update", None)):
         return " This is the optimizer: pass its state, opt_state = tx.init(params)."
     parts = state if isinstance(state, tuple | list) else ()

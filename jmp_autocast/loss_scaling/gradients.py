@@ -1,4 +1,4 @@
-"""Gradients of a loss that is multiplied with a scale."""
+"""Gradients of a loss that is multiplied by a scale."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ def scaled_value_and_grad(
     """
     if not callable(fn):
         raise TypeError(
-            f"scaled_value_and_grad takes a function, got {shown(fn)}. The scale and the "
-            "parameters are arguments of what it returns."
+            f"scaled_value_and_grad takes a function, got {shown(fn)}. Pass the scale and the "
+            "parameters in a second call: scaled_value_and_grad(loss)(opt_state, params)."
         )
     _check_argnums(argnums)
 
@@ -117,8 +117,8 @@ def scaled_by(
         def scaled(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
             out = fn(*args, **kwargs)
             value = _checked_loss(out, has_aux, fn)
-            # The product is float32: as a float16 it would overflow from a loss of 1.0 on. Its
-            # derivative, the factor, is then rounded to float16 on its way into ``fn``.
+            # The product is float32: in float16 it would overflow from a loss of 1.0 on. Its
+            # derivative, the factor, is then rounded to float16 when it enters ``fn``.
             wide = jnp.float32 if value.dtype.itemsize < 4 else value.dtype
             return value.astype(wide) * _cotangent(factor, value.dtype).astype(wide), out
 
@@ -135,7 +135,7 @@ _INTEGRATIONS = {"equinox": "equinox", "flax.nnx": "nnx"}
 
 
 def _explain_model(error: TypeError, args: tuple[Any, ...]) -> None:
-    """Turns JAX's complaint about what a model holds beside parameters into what to do."""
+    """Replaces JAX's error about a model with more than parameters by one with a fix."""
     if not any(text in str(error) for text in ("not a valid JAX type", "grad requires")):
         return
     for arg in args:
@@ -149,9 +149,9 @@ def _explain_model(error: TypeError, args: tuple[Any, ...]) -> None:
 
 
 def _library(node: Any) -> str | None:
-    modules = [kind.__module__ for kind in type(node).__mro__]
-    found = [name for name in _INTEGRATIONS for m in modules if f"{m}.".startswith(f"{name}.")]
-    return found[0] if found else None
+    modules = [f"{kind.__module__}." for kind in type(node).__mro__]
+    found = (name for name in _INTEGRATIONS for m in modules if m.startswith(f"{name}."))
+    return next(found, None)
 
 
 def _check_argnums(argnums: Any) -> None:
@@ -215,7 +215,7 @@ def _multiplied(grads: Any, ratio: jax.Array) -> Any:
 
 
 def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
-    """Returns the loss out of what ``fn`` returned, or raises an error that says what is wrong."""
+    """Returns the loss in a result of ``fn``, or raises TypeError."""
     name = getattr(fn, "__name__", repr(fn))
     if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
         found = "an array" if isinstance(out, jax.Array) else f"a {type(out).__name__}"
@@ -240,8 +240,8 @@ def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
 
 def _with_signature(wrapper: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
     """Gives the wrapper the signature of ``fn`` with the scale in front."""
-    # `jax.jit(wrapper, static_argnames=...)` reads the positions of the names off the signature.
-    # That of ``fn``, which functools.wraps hands on, is one position short.
+    # `jax.jit(wrapper, static_argnames=...)` takes the positions of the names from the signature.
+    # That of ``fn``, which functools.wraps sets, is one position short.
     signature = signature_of(fn)
     if signature is None:
         return wrapper

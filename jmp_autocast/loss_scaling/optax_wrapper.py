@@ -13,8 +13,7 @@ from jax import lax
 from jax.typing import ArrayLike
 
 from ..policies.errors import shown, with_usage
-from .float16_weights import as_read_by, float32_state
-from .integer_leaves import as_zeros, without_integer_updates
+from .leaves import as_read_by, as_zeros, float32_state, without_integer_updates
 from .scale import ScaleState, adjusted, dynamic_scale, static_scale
 from .unscale import AxisName, all_finite, unscale
 
@@ -66,8 +65,8 @@ def dynamic_loss_scaling(
     becomes NaN.
 
     A transformation inside ``inner`` sees unscaled gradients, so ``optax.clip_by_global_norm``
-    belongs there. A transformation chained before the wrapper sees scaled gradients, of which
-    `scaled_value_and_grad` warns; the check covers its results.
+    belongs there. A transformation chained before the wrapper sees scaled gradients:
+    `scaled_value_and_grad` warns, and the check covers its results.
 
     ``optax.MultiSteps`` belongs inside as well: it then adds up unscaled gradients, and a bad
     micro-batch is left out. Around the wrapper, its accumulator would keep a NaN forever (optax
@@ -77,9 +76,9 @@ def dynamic_loss_scaling(
 
     float16 parameters are float32 for ``inner``, and so are its moments: in float16, Adam's second
     moment of gradients below 5e-3 is zero. Updates of 16-bit parameters are float32:
-    ``optax.apply_updates`` rounds the sum to 16 bits, ``eqx.apply_updates`` makes float32
-    parameters of it. What the rounding loses,
-    `jmp_autocast.optimizers.master_weights` inside the wrapper keeps.
+    ``optax.apply_updates`` rounds the sum to 16 bits, ``eqx.apply_updates`` returns float32
+    parameters. `jmp_autocast.optimizers.master_weights` inside the wrapper keeps the rounding
+    errors.
 
     ``init`` reads the arguments; from then on they are part of the state, and of checkpoints:
     ``state.loss_scale._replace(growth_interval=jnp.int32(500))`` changes one without a
@@ -184,15 +183,15 @@ def _loss_scaling(
     """Makes the transformation, for a scale that adapts and for one that does not.
 
     Args:
-        name: What the user called, for error messages.
+        name: The public function, for error messages.
         inner: The transformation that gets the unscaled gradients.
         make_scale: Makes the scale before the first step.
         axis_name: Mapped axis or axes over which one bad shard counts for all.
     """
-    make_scale()  # raises here what is wrong with the arguments, and not first in `init`
-    # optax.inject_hyperparams builds the transformation anew in each step, with traced arrays: the
-    # values of this step, which replace those that the state has from the step before. A number
-    # must not replace them, or `state._replace(growth_interval=...)` would have no effect.
+    make_scale()  # to raise errors of the arguments here, and not first in `init`
+    # optax.inject_hyperparams makes a new transformation in each step, with traced arrays: the
+    # values of this step, which replace those in the state. A number must not replace them, or
+    # `state._replace(growth_interval=...)` would have no effect.
     arrays = {key: x for key, x in make_scale.keywords.items() if isinstance(x, jax.Array)}
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise TypeError(
@@ -225,9 +224,9 @@ def _loss_scaling(
         divisor = jnp.asarray(scale.scale, jnp.float32)
         finite = all_finite(divisor, updates, axis_name)
 
-        # The gradients are divided a second time in here, and not handed in: XLA fuses the
-        # division into the optimizer, and stores no float32 copy of the gradients.
-        # It is jitted so that the optimizer is traced once, and not for each way in `_if_finite`.
+        # The gradients are divided a second time in here: XLA fuses the division into the
+        # optimizer, and stores no float32 copy of the gradients. It is jitted so that the optimizer
+        # is traced once, and not for each way in `_if_finite`.
         @jax.jit
         def run(grads: optax.Updates, inner_state: optax.OptState) -> tuple[Any, Any]:
             unscaled = {n: unscale(divisor, extra_args[n]) for n in ("grad",) if n in extra_args}
@@ -245,7 +244,7 @@ def _loss_scaling(
 
 
 def _instead(inner: Any) -> str:
-    """Returns what to write for what is no optax transformation."""
+    """Returns the fix for a value that is no optax transformation."""
     if isinstance(inner, type) or callable(inner):
         name = getattr(inner, "__name__", "")
         return f" Call it first: {name}(...)." if hasattr(optax, name) else ""
@@ -259,19 +258,16 @@ def _instead(inner: Any) -> str:
 def _if_finite(
     finite: jax.Array, run: Callable[..., Any], grads: optax.Updates, inner_state: optax.OptState
 ) -> tuple[optax.Updates, optax.OptState]:
-    """Runs the optimizer where the gradients are finite, and keeps its state where they are not.
+    """Runs the optimizer if the gradients are finite, and else keeps its state.
 
     There are two ways, which give the same bits: a conditional skips the work; a selection does it
-    and throws the results away.
+    and drops the results.
 
     Args:
         finite: bool scalar.
         run: The optimizer, a jitted function ``(grads, inner_state) -> (updates, inner_state)``.
         grads: The scaled gradients.
         inner_state: The state of the optimizer.
-
-    Returns:
-        The updates and the state of the optimizer.
     """
 
     def skip(grads: optax.Updates, inner_state: optax.OptState) -> tuple[Any, Any]:
@@ -296,13 +292,9 @@ def _if_finite(
 
 
 def _may_run_on_bad_gradients(jaxpr: Any) -> bool:
-    """Says whether an optimizer may run on gradients that are NaN or infinite.
-
-    Args:
-        jaxpr: The program of the optimizer, an open or a closed jaxpr.
-    """
-    # An effect would be seen: `jax.debug.print` would print on a skipped step too. And a `while`,
-    # as line searches have it, may wait for a NaN to fall below a bound, and so never end.
+    """Returns whether the jaxpr of an optimizer may run on gradients that are NaN or infinite."""
+    # `jax.debug.print` would print on a skipped step, too. And a `while`, as in line searches, may
+    # wait for a NaN to fall below a bound, and so never end.
     if jaxpr.effects:
         return False
     for eqn in jaxpr.eqns:
@@ -317,8 +309,8 @@ def _may_run_on_bad_gradients(jaxpr: Any) -> bool:
 
 def _select(finite: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
     """Returns ``new`` where ``finite`` is True, and else ``old``, bit for bit."""
-    # A float0 array holds nothing, and XLA has no such dtype. `jnp.where` would do as well, but
-    # makes a call of its own for each of the leaves: 148 arrays took 0.95 s to trace, not 0.81.
+    # XLA has no float0. `jnp.where` would be a call of its own for each of the leaves: 148 arrays
+    # took 0.95 s to trace, not 0.81.
     return old if old.dtype == jax.dtypes.float0 else lax.select_n(finite, old, new)
 
 

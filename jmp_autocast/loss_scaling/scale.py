@@ -1,4 +1,4 @@
-"""The loss scale: what it starts with, how it grows and backs off."""
+"""The loss scale: its first value, its growth and its backoff."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 from jax.typing import ArrayLike
 
 from .check_arguments import MAX_COUNT, check_configuration, check_scale
@@ -15,7 +16,7 @@ _COUNTS = ("good_steps", "consecutive_skips", "skipped_steps", "growth_interval"
 
 
 class ScaleState(NamedTuple):
-    """A loss scale and everything that decides how it changes, each field a scalar array.
+    """A loss scale and the numbers that decide how it changes, each field a scalar array.
 
     `LossScalingState` describes the fields. The configuration is part of the state, as in the
     ``state_dict`` of PyTorch's ``GradScaler``: a checkpoint brings it along, and a program may
@@ -41,8 +42,8 @@ def dynamic_scale(init_scale: ArrayLike, **configuration: ArrayLike) -> ScaleSta
 def static_scale(scale: ArrayLike) -> ScaleState:
     """Returns a scale that never changes."""
     check_scale(scale)
-    # With factors of 1 and equal bounds `adjusted` gives the same scale whatever happens, so that
-    # no other code has to ask whether a scale is static.
+    # With factors of 1 and equal bounds `adjusted` returns the same scale in any case, so that no
+    # other code depends on whether a scale is static.
     return _start(
         scale,
         growth_factor=1.0,
@@ -58,19 +59,19 @@ def adjusted(state: ScaleState, finite: jax.Array) -> ScaleState:
 
     After a finite step the count of good steps goes up by one; when it reaches
     ``growth_interval``, the scale grows and the count restarts. After a skipped step the scale
-    backs off and the count restarts. Where it differs from PyTorch: the scale stays within
+    backs off and the count restarts. Unlike in PyTorch, the scale stays within
     ``[min_scale, max_scale]``; a ``growth_interval`` that was lowered below the count still makes
-    the scale grow; a scale that is NaN, zero or infinite comes back into that range.
+    the scale grow; a scale that is NaN, zero or infinite returns into that range.
 
     Args:
         state: The scale before the step.
         finite: bool scalar: whether the gradients of the step were finite.
     """
     # A user may write `state._replace(scale=1024)`, and a restored checkpoint may hold NumPy
-    # arrays. NumPy would warn where `scale * growth_factor` overflows, and would make int64 and
-    # float64 of what is added to it.
+    # arrays. NumPy would warn if `scale * growth_factor` overflows, and promote to int64 and
+    # float64.
     old = _as_state(jnp.asarray, state._asdict())
-    good_steps = _increment(old.good_steps)
+    good_steps = optax.safe_increment(old.good_steps)
     # PyTorch compares with ==; with >= a lowered interval is reached too.
     grow = good_steps >= old.growth_interval
     grown = old.scale * old.growth_factor
@@ -84,8 +85,8 @@ def adjusted(state: ScaleState, finite: jax.Array) -> ScaleState:
     return old._replace(
         scale=jnp.where(finite, jnp.where(grow, grown, old.scale), backed_off),
         good_steps=jnp.where(finite & ~grow, good_steps, 0),
-        consecutive_skips=jnp.where(finite, 0, _increment(old.consecutive_skips)),
-        skipped_steps=jnp.where(finite, old.skipped_steps, _increment(old.skipped_steps)),
+        consecutive_skips=jnp.where(finite, 0, optax.safe_increment(old.consecutive_skips)),
+        skipped_steps=jnp.where(finite, old.skipped_steps, optax.safe_increment(old.skipped_steps)),
     )
 
 
@@ -101,8 +102,3 @@ def _as_state(convert: Callable[..., jax.Array], fields: Mapping[str, Any]) -> S
     """Returns a state of its fields, each converted to an array of the field's dtype."""
     dtypes = {name: jnp.int32 if name in _COUNTS else jnp.float32 for name in fields}
     return ScaleState(**{name: convert(value, dtypes[name]) for name, value in fields.items()})
-
-
-def _increment(count: jax.Array) -> jax.Array:
-    """Adds 1, and stays at 2**31 - 1: one more would be the negative number -2**31."""
-    return jnp.where(count < MAX_COUNT, count + 1, count)

@@ -15,7 +15,7 @@ AxisName = Hashable | tuple[Hashable, ...] | None
 
 
 def all_finite(scale: jax.Array, grads: Any, axis_name: AxisName) -> jax.Array:
-    """Says whether the scale is usable, and all gradients are finite once divided by it.
+    """Returns whether the scale is usable, and all gradients are finite once divided by it.
 
     The division decides: a finite scaled gradient may overflow in it.
 
@@ -40,7 +40,7 @@ def unscale(scale: jax.Array, grads: Any) -> Any:
 
 
 def is_inexact(leaf: Any) -> bool:
-    """True for floating and complex leaves: those that a scale is a factor of."""
+    """True for floating and complex leaves, which a scale multiplies."""
     return jnp.issubdtype(jax.dtypes.result_type(leaf), jnp.inexact)
 
 
@@ -58,7 +58,7 @@ def at_least_float32(leaf: jax.Array) -> jax.Array:
 
 
 def _is_finite(scale: jax.Array, *leaves: jax.Array) -> jax.Array:
-    """Says whether the scale is usable and all unscaled leaves are finite."""
+    """Returns whether the scale is usable and all unscaled leaves are finite."""
     finite = (scale >= SMALLEST_SCALE) & (scale <= LARGEST_SCALE)
     for leaf in leaves:
         # A finite number times zero is 0; an infinity or a NaN times zero is NaN. The sum reads
@@ -68,7 +68,7 @@ def _is_finite(scale: jax.Array, *leaves: jax.Array) -> jax.Array:
 
 
 def _is_finite_by_sums(scale: jax.Array, *leaves: jax.Array) -> jax.Array:
-    """Says the same as `_is_finite`, by the sums of the leaves as they are.
+    """Returns the same as `_is_finite`, by the sums of the scaled leaves.
 
     XLA:CPU stores the result of an elementwise operation before it sums it. A sum of the leaf
     itself stores nothing.

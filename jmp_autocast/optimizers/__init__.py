@@ -2,7 +2,7 @@
 
 weights.py       optax transformations: master weights, Kahan summation, stochastic rounding
 wide_params.py   float32 weights out of 16-bit ones and their optimizer state, and back into it
-storing.py       what the three transformations of weights share
+storing.py       the common part of the three transformations of weights
 rounding.py      float32 to 16 bits: to the nearest, and stochastically
 draws.py         keys and random bits, such that a GPU updates one array after another
 """

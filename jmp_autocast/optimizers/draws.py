@@ -1,9 +1,9 @@
-"""Keys and random bits, drawn so that arrays share nothing on a GPU.
+"""Keys and random bits, drawn so that kernels for different arrays share no operand on a GPU.
 
 XLA for GPUs merges kernels that read the same array, however small. `jax.random.bits` numbers the
-elements by a vector that all arrays of one width share, and `jax.random.split` gives one array of
-keys: one kernel then updates all matrices, and their gradients exist at once. A number that all
-read merges nothing.
+elements by a vector that all arrays of one width share, and `jax.random.split` returns one array of
+keys: one kernel then updates all matrices, and their gradients are alive at the same time. A common
+scalar operand merges nothing.
 
 Both functions are traced once for each count and shape: 444 draws took 0.5 s more, and outside of a
 jit each call traced its branches again.
@@ -31,12 +31,7 @@ def as_key(data: jax.Array) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def split(key: jax.Array, count: int) -> list[jax.Array]:
-    """Returns the data of the keys that ``jax.random.split`` gives.
-
-    Args:
-        key: The data of a threefry key, ``uint32[2]``.
-        count: How many keys.
-    """
+    """Returns the data of ``count`` keys, of a threefry key of data ``uint32[2]``."""
     if not count:
         return []
 
@@ -44,9 +39,9 @@ def split(key: jax.Array, count: int) -> list[jax.Array]:
         keys = jax.random.split(as_key(key), count)
         return list(jax.random.key_data(keys))
 
-    # Each from numbers alone. Slices of one array, behind a barrier, are a kernel each: 565 kernels
-    # and not 315 for a GPT in 148 arrays. On a TPU each operation on a number is one, 1,760 and not
-    # 380 for six matrices: it splits at once.
+    # Each from scalars alone. Slices of one array, behind a barrier, are a kernel each: 565 kernels
+    # and not 315 for a GPT in 148 arrays. On a TPU each operation on a scalar is a kernel, 1,760
+    # and not 380 for six matrices: there all keys are one array.
     def one_by_one(key: jax.Array) -> list[jax.Array]:
         own = as_key(key)
         return [jax.random.key_data(jax.random.fold_in(own, n)) for n in range(count)]
@@ -56,12 +51,7 @@ def split(key: jax.Array, count: int) -> list[jax.Array]:
 
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns what ``jax.random.bits`` draws as uint16.
-
-    Args:
-        key: The data of a threefry key, ``uint32[2]``.
-        shape: The shape of the array.
-    """
+    """Returns the bits of ``jax.random.bits`` as uint16, for the data of a threefry key."""
 
     def by_jax(key: jax.Array) -> jax.Array:
         return jax.random.bits(as_key(key), shape, jnp.uint16)

@@ -1,7 +1,7 @@
-"""Rounds float32 values to those that a 16-bit dtype holds, in float32.
+"""Rounds float32 arrays to values of a 16-bit dtype, by arithmetic in float32.
 
-XLA takes a cast to 16 bits with a cast back for nothing (``xla_allow_excess_precision``): what was
-lost, and has to be known, would be computed as zero. What is here rounds by arithmetic.
+XLA removes a cast to 16 bits with a cast back (``xla_allow_excess_precision``), and with it the
+rounding error that the optimizer has to add later.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def to_nearest(x: jax.Array, dtype: np.dtype) -> jax.Array:
     rounded = lax.reduce_precision(x, info.nexp, info.nmant)
     if dtype != np.float16:
         return rounded
-    # reduce_precision gives zero for what float16 holds as a subnormal number, and weights below
-    # 6e-5 are that: multiples of 2**-24.
+    # reduce_precision returns zero for the subnormal numbers of float16: weights below 6e-5, which
+    # are multiples of 2**-24.
     subnormal = jnp.abs(x) < float(info.smallest_normal)
     return jnp.where(subnormal, jnp.round(x * 2.0**24) * 2.0**-24, rounded)
 
@@ -58,7 +58,7 @@ def stochastically(key: jax.Array, x: jax.Array, dtype: np.dtype) -> jax.Array:
         dtype: float16 or bfloat16.
 
     Returns:
-        float32 array of values that ``dtype`` holds; NaNs and infinities as they are.
+        float32 array of values that ``dtype`` holds; NaNs and infinities are not changed.
 
     Example:
         >>> import jax

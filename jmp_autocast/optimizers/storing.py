@@ -1,8 +1,8 @@
-"""What the transformations share that keep weights in 16 bits and compute their updates in float32.
+"""The common part of transformations that store weights in 16 bits and update them in float32.
 
-A scheme reads float32 weights out of the 16-bit ones and what it keeps beside them. The inner
-optimizer runs on those, in float32. The scheme then stores the sum of weights and updates, and the
-transformation hands out what `optax.apply_updates` has to add for the stored weights to get there.
+A scheme computes float32 weights from the 16-bit ones and its own state. The inner optimizer runs
+on those, in float32. The scheme then stores the sum of weights and updates, and the transformation
+returns the updates for which `optax.apply_updates` returns the stored weights.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ import optax
 from .rounding import to_nearest
 
 HALF_DTYPES = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
-NOTHING = optax.MaskedNode()  # optax's own stand-in for a leaf that a state does not have
+NOTHING = optax.MaskedNode()  # optax's own value for a leaf that a state does not have
 
 
 class Scheme(NamedTuple):
-    """How float32 weights are stored in 16 bits.
+    """A way to store float32 weights in 16 bits.
 
     Attributes:
         name: The public function, for messages.
-        state_type: The named tuple of what is kept beside the weights, and ``inner_state``.
-        start: From the parameters to what is kept.
-        read: From parameters and what is kept to the parameters in float32.
-        write: From the parameters before the step, what is kept, and the float32 parameters after
-            it, to the stored values of 16-bit leaves, as float32, and what is kept.
+        state_type: The named tuple of the scheme's state and ``inner_state``.
+        start: From the parameters to the scheme's state.
+        read: From the parameters and the scheme's state to the parameters in float32.
+        write: From the parameters before the step, the scheme's state, and the float32 parameters
+            after it, to the stored values of 16-bit leaves, as float32, and the new state.
     """
 
     name: str
@@ -46,18 +46,12 @@ def is_half(leaf: Any) -> bool:
 
 
 def as_wide(leaf: Any) -> Any:
-    """Returns a float16 or bfloat16 array as float32, anything else as it is."""
+    """Returns a float16 or bfloat16 array as float32, and any other value unchanged."""
     return leaf.astype(jnp.float32) if is_half(leaf) else leaf
 
 
 def map_half(fn: Callable[..., Any], params: Any, *trees: Any) -> Any:
-    """Maps a function over the 16-bit leaves of a tree.
-
-    Args:
-        fn: Takes a leaf of ``params`` and what stands at its place in each of the other trees.
-        params: A pytree of arrays.
-        trees: Trees of the same structure, down to the leaves of ``params``.
-    """
+    """Maps a function over the 16-bit leaves of a tree, and the same leaves of other trees."""
     leaves, structure = jax.tree.flatten(params, is_leaf=is_masked)
     columns = [jax.tree.leaves(tree, is_leaf=is_masked) for tree in trees]
     rows = zip(leaves, *columns, strict=True)
@@ -75,9 +69,9 @@ def _is_variable(node: Any) -> bool:
 
 
 def without_empty_variables(tree: Any) -> Any:
-    """Returns what a state keeps, where Flax NNX has no variables that hold nothing.
+    """Returns a scheme's state without NNX variables that hold no array.
 
-    An ``nnx.Optimizer`` that is made under a mesh asks each of its variables for a shape.
+    An ``nnx.Optimizer`` that is made under a mesh needs the shape of each of its variables.
     """
 
     def of(node: Any) -> Any:
@@ -89,16 +83,12 @@ def without_empty_variables(tree: Any) -> Any:
 def storing(
     inner: optax.GradientTransformation, scheme: Scheme
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the transformation that keeps weights as a scheme says.
-
-    Args:
-        inner: The optimizer that computes the updates, in float32.
-        scheme: How weights are stored.
-
-    Raises:
-        TypeError: ``inner`` is no gradient transformation.
-    """
-    check_transformation(scheme.name, inner)
+    """Returns the transformation of an optimizer that stores weights by a scheme."""
+    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
+        raise TypeError(
+            f"{scheme.name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
+            f"{inner!r}."
+        )
     inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> Any:
@@ -109,7 +99,7 @@ def storing(
     def update(
         updates: optax.Updates, state: Any, params: optax.Params | None = None, **extra_args: Any
     ) -> tuple[optax.Updates, Any]:
-        check_call(scheme, state, params)
+        _check_call(scheme, state, params)
         kept, inner_state = state
         wide = scheme.read(params, kept)
         moves, inner_state = inner.update(
@@ -117,7 +107,7 @@ def storing(
         )
         target = jax.tree.map(lambda p, u: p + u.astype(p.dtype), wide, moves)
         stored, kept = scheme.write(params, kept, target)
-        # A leaf that is no 16-bit one gets the update of the inner optimizer, to the bit.
+        # Other leaves get the update of the inner optimizer, to the bit.
         out = jax.tree.map(
             lambda p, new, move: difference(p, new) if is_half(p) else move, params, stored, moves
         )
@@ -129,9 +119,9 @@ def storing(
 def difference(param: jax.Array, stored: jax.Array) -> jax.Array:
     """Returns the float32 update that takes a 16-bit parameter to a stored value.
 
-    `optax.apply_updates` adds it in float32 and rounds the sum. That gives the stored value to the
-    bit, unless it is less than 2**-16 of the parameter: then it is off by up to 2**-25 of what the
-    parameter was, for no float32 number is the difference of the two.
+    `optax.apply_updates` adds it in float32 and rounds the sum. The result is the stored value to
+    the bit, unless that is less than 2**-16 of the parameter: then it is off by up to 2**-25 of the
+    old parameter, because no float32 number is the difference of the two.
 
     Args:
         param: float16 or bfloat16 array.
@@ -143,26 +133,12 @@ def difference(param: jax.Array, stored: jax.Array) -> jax.Array:
 
 
 def reached(param: jax.Array, stored: jax.Array) -> jax.Array:
-    """Returns what a parameter is after its update, as float32; see `difference`."""
+    """Returns a parameter after its update, as float32; see `difference`."""
     return to_nearest(param.astype(jnp.float32) + difference(param, stored), param.dtype)
 
 
-def check_transformation(name: str, inner: Any) -> None:
-    """Raises TypeError for what is no gradient transformation."""
-    if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
-        raise TypeError(
-            f"{name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
-            f"{inner!r}."
-        )
-
-
-def check_call(scheme: Scheme, state: Any, params: Any) -> None:
-    """Raises for arguments of ``update`` that are not those of the transformation.
-
-    Raises:
-        TypeError: The state is another transformation's.
-        ValueError: There are no parameters, or the state was made for parameters of other dtypes.
-    """
+def _check_call(scheme: Scheme, state: Any, params: Any) -> None:
+    """Raises for arguments of ``update`` that do not belong to the transformation."""
     name, kind = scheme.name, scheme.state_type.__name__
     if not isinstance(state, scheme.state_type):
         raise TypeError(
@@ -175,8 +151,7 @@ def check_call(scheme: Scheme, state: Any, params: Any) -> None:
             "update(gradients, state, params)."
         )
     kept = without_empty_variables(jax.eval_shape(scheme.start, params))
-    expected = jax.tree.structure(kept)
-    if jax.tree.structure(state[0]) != expected:
+    if jax.tree.structure(state[0]) != jax.tree.structure(kept):
         raise ValueError(
             f"This {kind} was made for parameters of another structure, or with other leaves in 16 "
             f"bits. {_instead(state[0], params)}"
@@ -184,7 +159,7 @@ def check_call(scheme: Scheme, state: Any, params: Any) -> None:
 
 
 def _instead(kept: Any, params: Any) -> str:
-    """Returns what to do about parameters that a state was not made for."""
+    """Returns the fix for parameters of another structure than those of a state."""
     held, leaves = jax.tree.leaves(kept, is_leaf=is_masked), jax.tree.leaves(params)
     if len(held) == len(leaves) and any(
         not is_masked(own) and getattr(leaf, "dtype", None) == jnp.float32

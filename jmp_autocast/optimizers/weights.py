@@ -36,7 +36,7 @@ class MasterWeightsState(NamedTuple):
         dtype('float32')
     """
 
-    stores_16_bits = True  # a loss scale hands it the weights as they are
+    stores_16_bits = True  # a loss scale passes it the weights in 16 bits
 
     master_params: Any
     inner_state: optax.OptState
@@ -46,8 +46,8 @@ class KahanState(NamedTuple):
     """State of `kahan_summation`.
 
     Attributes:
-        compensation: What the weights lack, bfloat16; at leaves that are stored in float32 an
-            ``optax.MaskedNode``.
+        compensation: The rounding errors of the weights, bfloat16; at leaves that are stored in
+            float32 an ``optax.MaskedNode``.
         inner_state: The state of the inner transformation, made for float32 weights.
 
     Example:
@@ -87,7 +87,7 @@ class StochasticRoundingState(NamedTuple):
 
 
 def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer so that 16-bit weights train as float32 weights do.
+    """Wraps an optimizer so that 16-bit weights train like float32 weights.
 
     The float32 weights are in the optimizer state, 4 bytes per weight; the program reads 16-bit
     copies. In bfloat16 the next number above 1 is 0.0078 away, and an update of less than half of
@@ -98,7 +98,7 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     Weights that are stored in float32 are left to ``inner``. A 16-bit gradient is widened first.
     The transformation comes last in a chain: a transformation after it would change only the stored
-    weights. ``optax.MultiSteps``, clipping and weight decay belong inside, where they see float32;
+    weights. ``optax.MultiSteps``, clipping and weight decay belong inside, in float32;
     `jmp_autocast.dynamic_loss_scaling` belongs around it.
 
     Args:
@@ -180,18 +180,16 @@ def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransf
 
     def write(params: Any, _: Any, target: Any) -> tuple[Any, Any]:
         stored = map_half(lambda p, t: to_nearest(t, p.dtype), params, target)
-        # Of what the weight will be, which `difference` may miss by a little.
-        gets = map_half(reached, params, stored)
-        return stored, map_half(
-            lambda _, t, new: (t - new).astype(_COMPENSATION), params, target, gets
-        )
+        # From the updated weight, which may differ a little from the stored one: see `difference`.
+        new = map_half(reached, params, stored)
+        return stored, map_half(lambda _, t, n: (t - n).astype(_COMPENSATION), params, target, new)
 
     scheme = Scheme("kahan_summation", KahanState, start, _compensated, write)
     return storing(inner, scheme)
 
 
 def missing(param: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns what a 16-bit parameter lacks of its float32 weight, as a compensation."""
+    """Returns the compensation of a 16-bit parameter for its float32 weight."""
     return (weight - param.astype(jnp.float32)).astype(_COMPENSATION)
 
 
@@ -233,13 +231,18 @@ def stochastic_rounding(
         >>> print(sorted(set(params.tolist())), round(float(params.astype(float).mean()), 4))
         [0.99609375, 1.0] 0.999
     """
-    check_seed("stochastic_rounding", seed)
+    if not isinstance(seed, int) or isinstance(seed, bool):
+        raise TypeError(f"stochastic_rounding takes an integer as its seed, got {seed!r}.")
 
     def start(_: Any) -> jax.Array:
-        return first_key(seed)
+        # Always threefry, whose bits do not depend on the sharding of an array, and data and not a
+        # key: pickle and flax.serialization save that.
+        return jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
 
     def write(params: Any, key: jax.Array, target: Any) -> tuple[Any, jax.Array]:
-        key, keys = split_key(key, params)
+        leaves, structure = jax.tree.flatten(params)
+        key, own = jax.random.key_data(jax.random.split(as_key(key)))
+        keys = structure.unflatten([as_key(one) for one in split(own, len(leaves))])
         stored = map_half(lambda p, t, k: stochastically(k, t, p.dtype), params, target, keys)
         return stored, key
 
@@ -252,28 +255,8 @@ def _as_stored(params: Any, _: Any) -> Any:
 
 
 def _wide(weight: Callable[..., Any], params: Any, kept: Any) -> Any:
-    """Returns the float32 weights of 16-bit leaves, by what is kept of each; others as they are."""
+    """Returns params with float32 weights, computed from the scheme's state, at 16-bit leaves."""
     return jax.tree.map(lambda p, w: w if is_half(p) else p, params, map_half(weight, params, kept))
-
-
-def check_seed(name: str, seed: Any) -> None:
-    """Raises TypeError for a seed that is no integer."""
-    if not isinstance(seed, int) or isinstance(seed, bool):
-        raise TypeError(f"{name} takes an integer as its seed, got {seed!r}.")
-
-
-def first_key(seed: int) -> jax.Array:
-    """Returns the data of the first key, ``uint32[2]``."""
-    # Always threefry, whose bits do not depend on how an array is sharded, and data and not a key:
-    # pickle and flax.serialization save that.
-    return jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
-
-
-def split_key(data: jax.Array, tree: Any) -> tuple[jax.Array, Any]:
-    """Returns the data of the next key, and a key for each leaf of a tree."""
-    leaves, structure = jax.tree.flatten(tree)
-    key, own = jax.random.key_data(jax.random.split(as_key(data)))
-    return key, structure.unflatten([as_key(one) for one in split(own, len(leaves))])
 
 
 WIDE_READERS: dict[type[Any], Callable[[Any, Any], Any]] = {

@@ -1,4 +1,4 @@
-"""float32 weights out of 16-bit ones and their optimizer state, and back into it."""
+"""Reads float32 weights from 16-bit ones and their optimizer state, and writes them into it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ def as_float32(params: Any) -> Any:
     `autocast` reads only in 16 bits gets no float32 copy: XLA removes the cast and its return.
 
     Args:
-        params: A pytree of arrays. Leaves that are neither float16 nor bfloat16 are returned as
-            they are.
+        params: A pytree of arrays. Leaves that are neither float16 nor bfloat16 are not changed.
 
     Returns:
         A pytree of the same structure.
@@ -46,7 +45,7 @@ def as_float32(params: Any) -> Any:
 
 
 def float32_params(opt_state: Any, params: Any) -> Any:
-    """Returns the weights of a run with all the digits that it has: for a checkpoint or an average.
+    """Returns the weights of a run with all their digits: for a checkpoint or an average.
 
     Args:
         opt_state: A state that holds one of `master_weights`, `kahan_summation` or
@@ -55,7 +54,7 @@ def float32_params(opt_state: Any, params: Any) -> Any:
 
     Returns:
         The parameters, 16-bit leaves in float32: the master weights, or the sums of weights and
-        compensations, or the weights as they are.
+        compensations, or the stored weights.
 
     Raises:
         ValueError: There is no such state, or there are several.
@@ -80,7 +79,7 @@ def float32_params(opt_state: Any, params: Any) -> Any:
     (state,) = states
     own = _own(params, state)
     found = WIDE_READERS[type(state)](own, state[0])
-    # What the state has no digits of is as it is stored.
+    # Leaves that the state leaves out are as stored.
     return jax.tree.map(lambda p, w: as_wide(p) if is_masked(w) else w, params, found)
 
 
@@ -90,14 +89,14 @@ def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
     Without it a run starts from the rounded weights.
 
     Args:
-        opt_state: What ``init`` returned for ``params``; a `MasterWeightsState` or `KahanState` is
-            found at any depth.
+        opt_state: The result of ``init`` for ``params``, with a `MasterWeightsState` or
+            `KahanState` at any depth.
         params: The stored parameters.
-        wide: The float32 weights of which the 16-bit leaves of ``params`` are the rounded ones.
+        wide: The float32 weights; the 16-bit leaves of ``params`` are these, rounded.
 
     Returns:
-        The state. The master weights are those given; a compensation is what the rounded weight
-        lacks.
+        The state, with ``wide`` as its master weights, or their rounding errors as its
+        compensation.
 
     Raises:
         ValueError: ``wide`` has another structure or other shapes, or is not float32 where
@@ -117,7 +116,7 @@ def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
 
     def begin(state: Any) -> Any:
         if isinstance(state, MasterWeightsState):
-            # A copy: a step that donates its state must not take the caller's weights with it.
+            # A copy: a step that donates its state must not delete the caller's weights.
             copies = map_half(lambda _, w: jnp.array(w), _own(params, state), _own(wide, state))
             return state._replace(master_params=copies)
         if isinstance(state, KahanState):
@@ -133,9 +132,9 @@ def _is_state(node: Any) -> bool:
 
 
 def _own(params: Any, state: Any) -> Any:
-    """Returns the parameters that a state was made for; the others are masked, as they are in it.
+    """Returns the parameters that a state was made for, with the others masked as in the state.
 
-    ``optax.masked`` and ``optax.multi_transform`` hand an optimizer a part of the parameters.
+    ``optax.masked`` and ``optax.multi_transform`` pass an optimizer a part of the parameters.
     """
     if isinstance(state, StochasticRoundingState):
         return params

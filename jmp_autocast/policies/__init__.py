@@ -6,8 +6,7 @@ from .equation_view import EquationView
 from .float8 import E4M3, Float8, as_recipe, may_use_float8
 from .parse import PolicyLike, as_policy, parse_policy
 from .patterns import match_depth
-from .policy import Policy
-from .presets import BF16, FP8, FP16
+from .policy import BF16, FP8, FP16, Policy
 from .registry import register_rule
 from .tables import (
     CALLS,

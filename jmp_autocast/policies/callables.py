@@ -1,4 +1,4 @@
-"""What is known of a function that a user hands over, before it is called."""
+"""Properties of a user's function that can be checked before it is called."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from .errors import shown
 
 
 def is_function(value: Any) -> bool:
-    """True for what is called as a function. A class is callable, too, and is here a mistake."""
+    """True for a callable that is no class: passing a class is a mistake here."""
     return callable(value) and not isinstance(value, type)
 
 
@@ -20,7 +20,7 @@ def name_of(fn: Any) -> str:
 
 
 def has_hash(fn: Any) -> bool:
-    """True if ``fn`` can be a key: of the wrappers of a function, or of JAX's trace cache."""
+    """True if ``fn`` can be a key of a dict, such as JAX's trace cache."""
     try:
         hash(fn)
     except TypeError:
@@ -37,7 +37,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def positional_names(fn: Callable[..., Any]) -> list[str]:
-    """Returns the names of the positional parameters of a function, none where it does not say."""
+    """Returns the names of the positional parameters of a function, none without a signature."""
     signature = signature_of(fn)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in signature.parameters.values() if p.kind in kinds] if signature else []
@@ -48,8 +48,8 @@ def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
 
     Args:
         fn: The function.
-        what: What it is, for the message.
-        argument: What it is called with, for the message.
+        what: The name of the option, for the message.
+        argument: The argument of the function, for the message.
     """
     # Options are compared and hashed whenever a function is wrapped.
     if not has_hash(fn):

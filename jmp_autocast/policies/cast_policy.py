@@ -1,4 +1,4 @@
-"""The vocabulary of rules: the cast policies, and what a rule may be and return."""
+"""Cast policies, and the types of rules and of their decisions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .precisions import as_precision
 
 
 class CastPolicy(enum.Enum):
-    """What happens to the float operands of an equation.
+    """The dtypes of the float operands of an equation.
 
     The first five members are those of PyTorch's autocast (``ATen/autocast_mode.h``); ``KEEP`` is
     ours. Only values that the program declares as float32, or in the compute dtype, are ever cast:
@@ -27,8 +27,8 @@ class CastPolicy(enum.Enum):
     Attributes:
         LOWER_PRECISION_FP: Operands are cast to the compute dtype.
         FP32: Operands are cast to float32, and the result is float32.
-        FP32_SET_OPT_DTYPE: A reduction: it accumulates in and returns float32. A narrowing of the
-            result that the user wrote is an equation of its own and stands.
+        FP32_SET_OPT_DTYPE: A reduction: it accumulates in and returns float32. A cast of the
+            result in the user's code is an equation of its own, and stays.
         FP32_APPEND_DTYPE: The operation is emitted again in the form that returns float32. A
             matmul or convolution has such a form: its operands are cast to the compute dtype, and
             it returns its float32 accumulator, never rounded. A ``scatter-add``, which carries its
@@ -58,28 +58,27 @@ FULL_POLICIES = frozenset(
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What a rule function decides for one equation: a cast policy, or a function to emit.
+    """The decision of a rule function for one equation: a cast policy, or a function to emit.
 
     Args:
         policy: The cast policy of the equation, None where ``emit`` is given.
-        output_dtype: The dtype of the float results, None for what the policy computes in, or for
-            the declared dtypes with ``emit``. A policy reaches it by a cast after the operation:
+        output_dtype: The dtype of the float results, None for the dtype that the policy computes
+            in, or for the declared dtypes with ``emit``. A policy casts after the operation:
             ``Decision(policy=CastPolicy.FP32, output_dtype=jnp.bfloat16)`` computes in float32 and
-            returns bfloat16. A function that is emitted must return it.
+            returns bfloat16. An emitted function must return it.
         emit: A function that is called in place of the equation. It takes the equation's operands
             as arrays, and returns its result, or a tuple of its results, in the shapes of the
             equation's. It is traced in place of the equation, so that JAX differentiates, batches
-            and shards what it does; nothing in it is cast by autocast.
+            and shards its operations; autocast casts nothing in it.
         operand_dtype: The dtype in which ``emit`` gets the float operands, None for the dtypes that
             the program declares.
-        name: What reports call ``emit``, None for the function's own name.
+        name: The name of ``emit`` in reports, None for the function's own name.
         precision: The precision of a matmul or convolution that the policy leaves in float32, as in
             a rule of the policy, which it beats; None for that.
 
     Raises:
         TypeError: ``policy`` is not a ``CastPolicy``, or ``emit`` is not a function.
-        ValueError: A dtype is not one of those allowed; or ``policy`` and ``emit`` are both given,
-            or neither is.
+        ValueError: A dtype is not allowed; or ``policy`` and ``emit`` are both given, or neither.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -107,9 +106,8 @@ class Decision:
                 f"got {self.policy!r}."
             )
         if self.emit is not None and not is_function(self.emit):
-            raise wrong_type(
-                "Decision.emit must be a function of the equation's operands", self.emit
-            )
+            expected = "Decision.emit must be a function of the equation's operands"
+            raise wrong_type(expected, self.emit)
         # With both, one of them would be ignored in silence.
         if (self.policy is None) == (self.emit is None):
             given = "neither" if self.policy is None else "both"
@@ -128,17 +126,17 @@ class Decision:
             if self.emit is not None:
                 raise ValueError(
                     "Decision.precision belongs to policy=, and a function was given by emit=. "
-                    "The function says itself in which precision it multiplies."
+                    "The function sets the precision of its products itself."
                 )
         if self.emit is None and (self.operand_dtype is not None or self.name is not None):
             raise ValueError(
                 "Decision.operand_dtype and Decision.name belong to emit=, and a policy "
-                f"({self.policy}) was given. A policy says itself in which dtype operands are read."
+                f"({self.policy}) was given. A policy sets the dtypes of operands itself."
             )
 
     @property
     def emitted_name(self) -> str:
-        """What reports call the function that is emitted.
+        """The name of the emitted function in reports.
 
         Example:
             >>> import functools, jax.numpy as jnp
@@ -147,8 +145,7 @@ class Decision:
             'clip'
         """
         function = self.emit
-        # A rule hands shapes and options to its function by `partial`: the name is that of the
-        # function.
+        # A rule passes shapes and options to its function by `partial`.
         while isinstance(function, functools.partial):
             function = function.func
         return self.name or name_of(function)
@@ -157,23 +154,15 @@ class Decision:
 Rule: TypeAlias = CastPolicy | Callable[[EquationView], "CastPolicy | Decision | None"]
 """A cast policy, or a function from an equation to a policy or a `Decision`.
 
-Asked of a call, a loop or a cast, which have no policy, it returns a `Decision` with ``emit``, or
-None to leave the equation as it is."""
+For a call, a loop or a cast, which have no policy, it returns a `Decision` with ``emit``, or None
+to leave the equation as it is."""
 
 
 def apply_rule(rule: Rule, view: EquationView) -> Decision:
-    """Evaluates a rule on one equation.
-
-    Args:
-        rule: A cast policy or a rule function.
-        view: The equation.
-
-    Returns:
-        The decision, with plain policies wrapped.
+    """Returns the decision of a rule for one equation, with plain policies wrapped.
 
     Raises:
-        TypeError: The rule function returned something else than a policy or a decision; a
-            function that forgets to return would otherwise change nothing, in silence.
+        TypeError: The rule function returned neither a policy nor a decision.
 
     Example:
         >>> apply_rule(CastPolicy.FP32, view=None).policy

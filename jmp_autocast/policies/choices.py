@@ -1,4 +1,4 @@
-"""The words that options of a policy may be."""
+"""The allowed words of the options of a policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Level = Literal["tensor_cores", "o1", "compute", "by_hand"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 _NO_BLOCKS = "There are no scales of blocks: write 'float8_row'."
-# What other libraries call them: by the last name of the option and the word in small letters.
+# Words of other libraries, by the last name of the option and the word in small letters.
 _ELSEWHERE: dict[tuple[str, str], str] = {
     ("level", "o0"): "Apex's O0 is autocast(fn, enabled=False).",
     ("level", "o2"): "Apex's O2 is 'compute'; parameters stay float32.",
@@ -42,7 +42,7 @@ def elsewhere(argument: str, value: Any) -> str:
 
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
-    """Raises ValueError for what is none of the words, and names the nearest."""
+    """Raises ValueError for any other value than the allowed words, and names the nearest."""
     if value not in allowed:
         word = value if isinstance(value, str) else ""
         raise ValueError(

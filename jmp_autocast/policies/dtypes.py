@@ -16,12 +16,15 @@ FLOAT32 = np.dtype(np.float32)
 COMPUTE_DTYPES: tuple[np.dtype, ...] = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 DEFAULT = "default"
 """A compute dtype that is the device's own 16 bits, known when a program is traced."""
-# Values of other dtypes stay what they are: the author of a float64 chose more than 24 bits on
-# purpose, the author of a float8 fewer.
+# Values of other dtypes are not cast: the author of a float64 chose more than 24 bits on purpose,
+# the author of a float8 fewer.
 FLOAT_DTYPES: frozenset[np.dtype] = frozenset((FLOAT32, *COMPUTE_DTYPES))
 """The dtypes between which values are cast."""
 _EIGHT_BITS = re.compile(r"(fp|float|f|int|uint|mxfp|nvfp)[48](_.*)?|mxfp8|nvfp4")
-_NOT_16_BITS = "It is the dtype of products of float32 values; float64 values are never cast. "
+_EIGHT = (
+    "Products run in 8 bits by policy=jmp_autocast.FP8, which is Policy(jnp.bfloat16, "
+    "matmul='float8'), and all else in 16. "
+)
 SHORT_NAMES = {
     "f64": "float64",
     "fp64": "float64",
@@ -31,21 +34,16 @@ SHORT_NAMES = {
     "fp16": "float16",
     "bf16": "bfloat16",
 }
-"""What jmp, jaxprs and PyTorch users call these dtypes; read wherever a dtype is named."""
+"""Short names of dtypes in jmp, in jaxprs and among PyTorch users; allowed for every dtype."""
 
 
 def is_default(compute_dtype: Any) -> bool:
-    """True for a compute dtype that the device chooses.
-
-    Example:
-        >>> is_default("default"), is_default(FLOAT32)
-        (True, False)
-    """
+    """True for a compute dtype that the device chooses."""
     return isinstance(compute_dtype, str) and compute_dtype == DEFAULT
 
 
 def find_dtype(value: Any) -> np.dtype | None:
-    """Returns the dtype meant by a dtype, a scalar type or a name, None where none is meant.
+    """Returns the dtype of a dtype, a scalar type or a name, None for anything else.
 
     Example:
         >>> find_dtype("bfloat16"), find_dtype("bf16"), find_dtype("bf17")
@@ -61,7 +59,7 @@ def find_dtype(value: Any) -> np.dtype | None:
     name = SHORT_NAMES.get(value, value) if isinstance(value, str) else value
     try:
         dtype = np.dtype(jnp.dtype(name))
-    # A layer of Flax has a `dtype` that is None, of which NumPy makes a ValueError.
+    # A layer of Flax has a `dtype` that is None, for which NumPy raises ValueError.
     except (TypeError, ValueError):
         return None
     # NumPy makes `object` of any class.
@@ -69,19 +67,7 @@ def find_dtype(value: Any) -> np.dtype | None:
 
 
 def as_dtype(value: Any, argument: str) -> np.dtype:
-    """Returns the dtype meant by ``value``.
-
-    Args:
-        value: A dtype, a scalar type or a name.
-        argument: The argument's name, for the message.
-
-    Raises:
-        ValueError: No dtype is meant by it.
-
-    Example:
-        >>> as_dtype("bfloat16", "compute_dtype")
-        dtype(bfloat16)
-    """
+    """Returns the dtype of a dtype, a scalar type or a name; anything else is a ValueError."""
     dtype = find_dtype(value)
     if dtype is None:
         raise ValueError(
@@ -92,52 +78,27 @@ def as_dtype(value: Any, argument: str) -> np.dtype:
 
 
 def as_float_dtype(value: Any, argument: str, allowed: Collection[np.dtype]) -> np.dtype:
-    """Returns one of several dtypes.
-
-    Args:
-        value: A dtype, a scalar type or a name.
-        argument: The argument's name, for the message.
-        allowed: The dtypes that it may be.
-
-    Raises:
-        ValueError: Another dtype is meant by ``value``, or none.
-
-    Example:
-        >>> as_float_dtype("float32", "output_dtype", FLOAT_DTYPES)
-        dtype('float32')
-    """
+    """Returns one of the allowed dtypes, as `as_dtype`; any other is a ValueError."""
     dtype = as_dtype(value, argument)
     if dtype not in allowed:
         raise ValueError(f"{argument} must be {listed(allowed)}, got {dtype.name}.")
     return dtype
 
 
-def widest_first(dtypes: Collection[np.dtype]) -> list[np.dtype]:
-    """Returns dtypes in the order in which messages and files name them.
-
-    Example:
-        >>> widest_first(FLOAT_DTYPES)
-        [dtype('float32'), dtype('float16'), dtype(bfloat16)]
-    """
-    return sorted(dtypes, key=lambda dtype: (-dtype.itemsize, len(dtype.name)))
-
-
 def listed(dtypes: Collection[np.dtype]) -> str:
-    """Returns the names of dtypes for a message.
+    """Returns the names of dtypes for a message, the widest first.
 
     Example:
         >>> listed(FLOAT_DTYPES)
         'float32, float16 or bfloat16'
     """
-    *first, last = (dtype.name for dtype in widest_first(dtypes))
+    ordered = sorted(dtypes, key=lambda dtype: (-dtype.itemsize, len(dtype.name)))
+    *first, last = (dtype.name for dtype in ordered)
     return f"{', '.join(first)} or {last}"
 
 
 def as_compute_dtype(value: Any) -> np.dtype | Literal["default"]:
-    """Returns the compute dtype meant by ``value``.
-
-    Raises:
-        ValueError: It is none of float16, bfloat16 and the word ``"default"``.
+    """Returns a compute dtype: float16, bfloat16 or ``"default"``; any other is a ValueError.
 
     Example:
         >>> as_compute_dtype("float16"), as_compute_dtype("default")
@@ -145,20 +106,17 @@ def as_compute_dtype(value: Any) -> np.dtype | Literal["default"]:
     """
     if is_default(value):
         return DEFAULT
-    # What people call 8 bits, whether it is a dtype of NumPy's or not.
+    # A name of 8 bits need not be a dtype of NumPy's.
     is_narrow = isinstance(value, str) and _EIGHT_BITS.fullmatch(value.lower()) is not None
     dtype = None if is_narrow else as_dtype(value, "compute_dtype")
-    if dtype is None or dtype not in COMPUTE_DTYPES:
-        is_narrow |= dtype is not None and _EIGHT_BITS.fullmatch(dtype.name) is not None
-        eight = (
-            "Products run in 8 bits by policy=jmp_autocast.FP8, which is Policy(jnp.bfloat16, "
-            "matmul='float8'), and all else in 16. "
-        )
-        is_wide = dtype in (FLOAT32, np.float64)
-        hint = eight if is_narrow else _NOT_16_BITS if is_wide else ""
-        raise ValueError(
-            "compute_dtype must be float16 or bfloat16, got "
-            f"{value if dtype is None else dtype.name}. {hint}To run without casts, pass "
-            "enabled=False."
-        )
-    return dtype
+    if dtype is not None and dtype in COMPUTE_DTYPES:
+        return dtype
+    name, hint = value if dtype is None else dtype.name, ""
+    if is_narrow or _EIGHT_BITS.fullmatch(name):
+        hint = _EIGHT
+    elif dtype in (FLOAT32, np.float64):
+        hint = "It is the dtype of products of float32 values; float64 values are never cast. "
+    raise ValueError(
+        f"compute_dtype must be float16 or bfloat16, got {name}. {hint}To run without casts, pass "
+        "enabled=False."
+    )

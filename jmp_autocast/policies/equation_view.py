@@ -1,4 +1,4 @@
-"""What a rule function sees of an equation: plain data, no tracers."""
+"""The argument of a rule function: an equation as plain data, without tracers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class EquationView:
-    """One equation of the traced program, as a rule function sees it.
+    """One equation of the traced program, for a rule function.
 
     Args:
         primitive: The primitive's name, such as ``"dot_general"``.
         params: The primitive's parameters. Those of JAX's own primitives may change with any
-            release: `reduction_depth`, `exponent` and `function` say what rules ask most often.
+            release; `reduction_depth`, `exponent` and `function` stay.
         operand_shapes: The shape of each operand.
         operand_dtypes: The dtype of each operand as the program declares it (before any cast),
-            None where an operand has none.
+            None for an operand without one.
         result_shapes: The shape of each result.
         result_dtypes: The declared dtype of each result.
         literals: The value of each operand that is a scalar known at trace time, else None.
@@ -32,8 +32,7 @@ class EquationView:
         exponent: The exponent of an ``integer_pow``, None for another primitive.
         free_dimensions: Of a ``dot_general`` or ``ragged_dot_general``, how many dimensions of each
             operand are neither summed nor of the batch; None for another primitive.
-        summarize_source: Returns the user's source line; called only when asked, as are the two
-            that follow.
+        summarize_source: Returns `source`, at its first use, as the next two return theirs.
         count_depth: Returns `reduction_depth`.
         count_flops: Returns `flops`.
 

@@ -1,4 +1,4 @@
-"""Texts that error messages share."""
+"""Common parts of error messages."""
 
 from __future__ import annotations
 
@@ -53,9 +53,9 @@ def wrong_type(expected: str, value: Any, fix: str = "") -> TypeError:
     """Returns the error for a value of a wrong type.
 
     Args:
-        expected: What must be given.
-        value: What was given.
-        fix: What to write instead.
+        expected: The rule.
+        value: The wrong value.
+        fix: A sentence with the correct code.
 
     Example:
         >>> wrong_type("params must be a position", "w", "Write params=0.")
@@ -77,26 +77,23 @@ def a(word: str) -> str:
 
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
-    """Returns a sentence that names the nearest match, or nothing.
+    """Returns a sentence that names the nearest match, "" for none.
 
     Args:
-        name: What was written.
-        known: What there is.
-        cutoff: Which share of the letters must agree. At 0.5 "compte" finds "compute", and "qqqq"
-            finds nothing.
+        name: The unknown name.
+        known: The known names.
+        cutoff: The share of the letters that must agree. At 0.5 "compte" finds "compute", and
+            "qqqq" finds nothing.
     """
     known = sorted(known)
-    # Two letters that changed places are the commonest slip: "tahn" is "tanh" and not "tan".
+    # Two swapped letters are the commonest slip: "tahn" is "tanh" and not "tan".
     nearest = [each for each in known if sorted(each) == sorted(name)]
     nearest += difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def with_usage(line: str) -> Callable[[F], F]:
-    """Decorates a function: a call that does not fit its signature says what to write.
-
-    Args:
-        line: How the function is called.
+    """Decorates a function, so that the error of a call with wrong arguments has a correct call.
 
     Example:
         >>> @with_usage("double(3)")

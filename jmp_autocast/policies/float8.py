@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import jax.numpy as jnp
@@ -12,7 +11,7 @@ import numpy as np
 
 from .choices import check_choice, elsewhere
 from .dtypes import find_dtype
-from .errors import did_you_mean, wrong_type
+from .errors import wrong_type
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
 """4 bits of precision up to 448: weights and activations."""
@@ -47,7 +46,7 @@ class Float8:
             the compute dtype, for which the activation is kept in 16 bits. It is float32 in both.
         minimum: The smallest input and output size of a weight. Below it quantizing costs more
             than an H100 gains: a layer of 2048 x 768 x 3072 gains 7 % by estimate.
-        multiple: What all three sizes of a product must be multiples of. GPUs pad others to 16.
+        multiple: All three sizes of a product must be multiples of it. GPUs pad others to 16.
         skip: ``("last",)``: products that no other matrix product follows, such as the one that
             makes logits, stay in the compute dtype; ``()`` for none.
         emulate: True rounds to 8 bits on every backend, for studies: behind a barrier, because XLA
@@ -90,9 +89,8 @@ class Float8:
         for name in ("minimum", "multiple"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
-                raise wrong_type(
-                    f"Float8.{name} must be an integer", value, "Write one, such as 16."
-                )
+                fix = "Write one, such as 16."
+                raise wrong_type(f"Float8.{name} must be an integer", value, fix)
             if value < 1:
                 raise ValueError(f"Float8.{name} must be at least 1, got {value}.")
         if isinstance(self.skip, str) or not isinstance(self.skip, Sequence):
@@ -136,14 +134,7 @@ RECIPES: dict[str, Float8] = {
 
 
 def as_recipe(value: Any) -> Float8 | None:
-    """Returns the recipe that ``Policy(matmul=...)`` means.
-
-    Args:
-        value: A `Float8`, the name of one (`RECIPES`), or None.
-
-    Raises:
-        ValueError: A string names no recipe; the nearest is named.
-        TypeError: It is none of these.
+    """Returns the recipe of ``Policy(matmul=...)``: a `Float8`, the name of one, or None.
 
     Example:
         >>> as_recipe("float8").gradient, as_recipe("float8_row").scaling
@@ -160,55 +151,13 @@ def as_recipe(value: Any) -> Float8 | None:
     raise wrong_type("matmul must be a Float8, the name of a recipe or None", value, fix)
 
 
-def recipe_of(table: Mapping[str, Any]) -> Float8:
-    """Returns the recipe that a table of a policy file holds.
-
-    Args:
-        table: Its name under ``"recipe"``, and options of `Float8` in which it differs.
-
-    Raises:
-        ValueError: There is no such recipe, option or value.
-        TypeError: A value has the wrong type.
-
-    Example:
-        >>> recipe_of({"recipe": "float8", "minimum": 512}).minimum
-        512
-    """
-    options = dict(table)
-    if "recipe" not in options:
-        raise ValueError("has no recipe. Write a line [matmul], and below it recipe = 'float8'.")
-    name = options.pop("recipe")
-    check_choice("recipe", name, tuple(RECIPES))
-    known = [field.name for field in dataclasses.fields(Float8)]
-    for key in options:
-        if key not in known:
-            raise ValueError(f"unknown key {key!r}.{did_you_mean(key, known)}")
-    return dataclasses.replace(RECIPES[name], **options)
-
-
-def recipe_lines(recipe: Any) -> list[str]:
-    """Returns the lines of a policy file for a recipe: none for None.
-
-    Example:
-        >>> print(*recipe_lines(Float8(skip=())), sep="", end="")
-        recipe = "float8"
-        skip = []
-    """
-    # Words, integers, bools and lists of words read alike in JSON and in TOML.
-    options = {} if recipe is None else {"recipe": FLOAT8, **recipe.changed}
-    return [f"{name} = {json.dumps(value)}\n" for name, value in options.items()]
-
-
 def may_use_float8(policy: Any) -> bool:
-    """Returns whether a policy asks for 8 bits anywhere: for the program, or for a scope.
-
-    Args:
-        policy: The policy.
+    """Returns whether a policy has 8 bits anywhere: for the program, or for a scope.
 
     Example:
         >>> from jmp_autocast import BF16
         >>> may_use_float8(BF16), may_use_float8(BF16.with_rules({"*": "float8"}, scope="*/mlp"))
         (False, True)
     """
-    asked = (what for _, _, what in policy.rules if isinstance(what, str))
-    return policy.matmul is not None or FLOAT8 in asked
+    words = (what for _, _, what in policy.rules if isinstance(what, str))
+    return policy.matmul is not None or FLOAT8 in words

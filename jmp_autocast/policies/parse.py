@@ -15,7 +15,7 @@ from .retired import instead_of
 
 
 class ThreeDtypes(Protocol):
-    """What a ``jmp.Policy`` is."""
+    """The interface of a ``jmp.Policy``."""
 
     @property
     def param_dtype(self) -> Any:
@@ -27,26 +27,25 @@ class ThreeDtypes(Protocol):
 
     @property
     def output_dtype(self) -> Any:
-        """The dtype of what the function returns."""
+        """The dtype of the function's results."""
 
 
 PolicyLike: TypeAlias = Policy | str | DTypeLike | ThreeDtypes
-"""What `as_policy` reads."""
+"""The argument of `as_policy`."""
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
-_KERAS_PREFIX = "mixed_"
 _KEYS = ("params", "compute", "output", "level", "matmul")
 
 
 def parse_policy(text: str) -> Policy:
-    """Returns the policy that a string means.
+    """Returns the policy of a string.
 
     Args:
-        text: ``"params=float32,compute=bfloat16,output=float32"``, keys in any order and any of
-            them left out but ``compute``; ``p``, ``c``, ``o`` are short forms, as in jmp;
-            ``level`` and ``matmul``, such as ``matmul=float8_row``, may follow; or one dtype,
-            ``"bfloat16"``, which Keras calls ``"mixed_bfloat16"``. Dtypes have short names:
-            ``f32``, ``f16``, ``bf16``.
+        text: ``"params=float32,compute=bfloat16,output=float32"``, with keys in any order, and
+            only ``compute`` required; ``p``, ``c``, ``o`` are short forms, as in jmp; ``level`` and
+            ``matmul``, such as ``matmul=float8_row``, may follow; or one dtype, ``"bfloat16"``,
+            which Keras calls ``"mixed_bfloat16"``. Dtypes have short names: ``f32``, ``f16``,
+            ``bf16``.
 
     Returns:
         The policy.
@@ -67,7 +66,6 @@ def parse_policy(text: str) -> Policy:
     for part in parts:
         given, equals, value = (s.strip() for s in part.partition("="))
         key = _SHORT_KEYS.get(given, given)
-        # Of two values for one key the reader expects one and gets the other.
         if key in found:
             raise ValueError(f"The policy {text!r} names {key!r} twice; leave one of them out.")
         if not equals or key not in _KEYS:
@@ -87,7 +85,7 @@ def parse_policy(text: str) -> Policy:
 def _only_dtype(text: str) -> np.dtype:
     """Returns the compute dtype of a policy that is one word."""
     # Keras's mixed policies keep variables in float32, as all policies do here.
-    dtype = find_dtype(text.removeprefix(_KERAS_PREFIX))
+    dtype = find_dtype(text.removeprefix("mixed_"))
     if dtype is None or dtype not in COMPUTE_DTYPES:
         nearest = did_you_mean(text, map(str, COMPUTE_DTYPES), cutoff=0.7)
         raise ValueError(
@@ -99,22 +97,22 @@ def _only_dtype(text: str) -> np.dtype:
 
 
 def _instead(text: str) -> str:
-    """Returns what to write for a word that is no policy."""
+    """Returns the fix for a word that is no policy."""
     name = text.removeprefix("jmp_autocast.").upper()
     if name in ("FLOAT8", "INT8"):
         return "Products run in 8 bits by policy=jmp_autocast.FP8."
     if name in ("BF16", "FP16", "FP8"):
         return f"Write policy=jmp_autocast.{name}, without quotes."
     if text.endswith((".toml", ".json", ".yaml", ".yml")) or "/" in text:
-        return f"A file is read by policy=jmp_autocast.Policy.load({text!r})."
+        return f"For a file write policy=jmp_autocast.Policy.load({text!r})."
     return "To run without casts, pass enabled=False."
 
 
 def as_policy(value: Any) -> Policy:
-    """Returns the policy meant by a `Policy`, a compute dtype, a string or a ``jmp.Policy``.
+    """Returns the policy of a `Policy`, a compute dtype, a string or a ``jmp.Policy``.
 
     Raises:
-        TypeError: It is none of the four.
+        TypeError: ``value`` is none of the four.
         ValueError: The string, the dtype or the dtypes of the ``jmp.Policy`` are not supported.
 
     Example:
@@ -140,13 +138,13 @@ def as_policy(value: Any) -> Policy:
 
 
 def _fix(value: Any) -> str:
-    """Returns what to write for a value that is no policy."""
+    """Returns the fix for a value that is no policy."""
     if isinstance(value, type) and issubclass(value, Policy):
         return "That is the class: write policy=jmp_autocast.BF16, or Policy(jnp.bfloat16)."
     if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value)):
-        return "Arguments of the function belong to what autocast returns: autocast(fn)(params, x)."
+        return "Pass the arguments of the function in a second call: autocast(fn)(params, x)."
     if hasattr(value, "compute_dtype") and hasattr(value, "variable_dtype"):
-        return f"Pass the name of a policy of Keras: policy={value.name!r}."
+        return f"Pass the name of the Keras policy: policy={value.name!r}."
     return "Write policy=jmp_autocast.BF16."
 
 

@@ -16,15 +16,14 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
         pattern: A pattern as in `Policy.with_rules`.
         names: The enclosing scopes, outermost first.
     """
-    # `tune` may ask for a thousand paths in a program of a thousand scopes.
+    # A shortcut: `tune` may match a thousand paths with a thousand scopes.
     path = literal_path(pattern)
     if path is not None and not f"{'/'.join(names)}/".startswith(f"{path}/"):
         return None
-    # "*" is the whole program, so that what stands in no scope is covered, too: at depth 0, below
-    # every other pattern.
+    # "*" also covers equations in no scope: at depth 0, below every other pattern.
     if fnmatch.fnmatchcase("", pattern):
         return 0
-    # The shortest prefix that matches says how deep the scope lies: deeper ones win over it.
+    # The depth of the scope is the length of the shortest prefix that matches.
     for depth in range(1, len(names) + 1):
         path = "/".join(names[:depth])
         # "*/LayerNorm_*" shall also match a scope at the top.
@@ -35,10 +34,7 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
 
 @functools.lru_cache(maxsize=4096)
 def literal_path(pattern: str) -> str | None:
-    """Returns the one path that a pattern stands for, None if it may match others.
-
-    Args:
-        pattern: A pattern as in `Policy.with_rules`.
+    """Returns the only path that a pattern matches, None if it may match several.
 
     Example:
         >>> literal_path("net/head"), literal_path("net[[]0]"), literal_path("*/head")
@@ -49,7 +45,7 @@ def literal_path(pattern: str) -> str | None:
     return _ESCAPED.sub(r"\1", pattern)
 
 
-_ESCAPED = re.compile(r"\[([*?[])\]")  # what `glob.escape` writes
+_ESCAPED = re.compile(r"\[([*?[])\]")  # as `glob.escape` writes them
 
 
 def check_pattern(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`Policy`: the immutable value that says how a program is cast."""
+"""`Policy`: the immutable options of a cast program."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .dtypes import DEFAULT, FLOAT_DTYPES, as_compute_dtype, as_float_dtype
 from .errors import did_you_mean, wrong_type
 from .float8 import Float8, RecipeName, as_recipe
 from .registry import known_primitives, known_rule, made_of, primitive_name
-from .retired import check_spelling, instead_of
+from .retired import RETIRED, instead_of
 from .rules import ANY, PolicyRule, as_rules, matches, said_of
-from .toml_file import read_policy, write_policy
+from .toml_file import as_path, policy_fields, write_policy
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,16 +29,16 @@ class Policy:
 
     Immutable and hashable: `with_rules` returns a new policy.
 
-    Of the rules that match an equation the one with the innermost scope wins; of equals one that
-    names the primitive, then the later one. ``full_precision()`` in the code is a rule for all
-    primitives in its scope. A compute dtype (16 bits, ``"float8"``) and a precision for ``"*"``
-    compete with others of their kind alone: cast policies hold beside them.
+    If several rules match an equation, the one with the innermost scope wins, then one that names
+    the primitive, then the later one. ``full_precision()`` in the code is a rule for all primitives
+    in its scope. A compute dtype (16 bits, ``"float8"``) and a precision for ``"*"`` compete with
+    others of their kind alone, and leave cast policies in force.
 
     Args:
         compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions.
             ``"default"``: the 16 bits that the default backend multiplies, float16 on GPUs with
-            tensor cores for it alone (V100, T4), bfloat16 on all others. It is asked when a program
-            is traced, and `save` keeps the word.
+            tensor cores for it alone (V100, T4), bfloat16 on all others. It is chosen when a
+            program is traced, and `save` keeps the word.
         output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
             that the function declares. ``output_dtype=`` of `autocast` wins over it.
         level: How much is lowered, from the most careful to the leanest. ``"tensor_cores"``: only
@@ -46,16 +46,16 @@ class Policy:
             everything else is float32. ``"o1"``: operations without a fixed dtype follow their
             operands, and a float32 input of the program counts as one, which is PyTorch's rule and
             keeps a residual stream in float32. ``"compute"``: inputs of the program do not count,
-            so that a residual stream runs in the compute dtype. ``"by_hand"``: as a model whose
-            author passed ``dtype=`` to each layer: the gradients of weights are rounded to the
-            compute dtype, too, for half the bytes between devices that add them up.
-        rules: Triples of scope pattern, primitive or ``"*"``, and what holds there; build it with
-            `with_rules`.
+            so that a residual stream runs in the compute dtype. ``"by_hand"``: as in a model with
+            ``dtype=`` in each layer: the gradients of weights are rounded to the compute dtype,
+            too, for half the bytes between devices that add them up.
+        rules: Triples of a scope pattern, a primitive or ``"*"``, and a cast policy, dtype,
+            precision or function; build it with `with_rules`.
         matmul: A `Float8`, or the name of one, ``"float8"``, or ``"float8_row"``:
             products of weights run in 8 bits; None: none do.
 
     Raises:
-        ValueError: A dtype is not one of those allowed, or there is no such level or rule.
+        ValueError: A dtype is not allowed, or there is no such level or rule.
         TypeError: ``rules`` is no tuple of triples, or holds a wrong type.
 
     Example:
@@ -75,12 +75,14 @@ class Policy:
     if not TYPE_CHECKING:
 
         def __new__(cls, *args: Any, **kwargs: Any) -> Policy:
-            """Says what to write in place of an option that is gone."""
-            check_spelling("Policy", kwargs)
+            """Raises TypeError with the replacement of a retired option."""
+            for option in kwargs:
+                if option in RETIRED:
+                    raise TypeError(f"Policy takes no {option}=.{instead_of(option)}")
             return super().__new__(cls)
 
         def __getattr__(self, name: str) -> Any:
-            """Says what to write in place of a method that is gone."""
+            """Raises AttributeError with the replacement of a retired method."""
             hint = instead_of(name)
             raise AttributeError(f"Policy has no {name!r}.{hint}", name=name, obj=self)
 
@@ -97,7 +99,7 @@ class Policy:
         set_field("matmul", as_recipe(self.matmul))
 
     def __repr__(self) -> str:
-        """Returns the call that makes it, with what differs from the defaults."""
+        """Returns the call that makes it, with the fields that differ from the defaults."""
         first, *others = dataclasses.fields(self)
         changed = [
             f"{field.name}={value.name if isinstance(value, np.dtype) else value!r}"
@@ -124,8 +126,8 @@ class Policy:
                 * a 16-bit dtype: the primitive is lowered to it; for ``"*"`` it is the compute
                   dtype of the scope;
                 * ``"float8"``: products of weights run in 8 bits, the last one too;
-                * a precision, for products that stay float32 and for which the program asks for
-                  none: a ``lax.Precision``, a ``lax.DotAlgorithmPreset`` with float32 operands, or
+                * a precision, for products that stay float32 and have none in the program:
+                  a ``lax.Precision``, a ``lax.DotAlgorithmPreset`` with float32 operands, or
                   a name, such as ``"highest"`` or ``"tf32_tf32_f32"``. GPUs may multiply float32 in
                   TF32, and TPUs multiply it in bfloat16. Convolutions take no algorithm;
                 * a rule function of an `EquationView` that returns a policy or a `Decision`.
@@ -153,7 +155,7 @@ class Policy:
         known = known_primitives()
         added = []
         for primitive, what in rules.items():
-            # A name may be misspelled; an object is what it is, also if no table knows it yet.
+            # A name may be misspelled; an object is a primitive, even one that no table has yet.
             name = primitive_name(primitive)
             if isinstance(primitive, str) and name not in known and name != ANY:
                 hint = made_of(name) or did_you_mean(name, known)
@@ -194,7 +196,7 @@ class Policy:
             >>> [line for line in lines if "ln" in line]
             ['    ["*/ln", "*", "float32"],']
         """
-        write_policy(self, path)
+        write_policy(self, as_path(path, "save"))
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:
@@ -229,11 +231,12 @@ class Policy:
             >>> policy == Policy("bfloat16")
             True
         """
-        fields = read_policy(path)
+        start = f"Policy file {str(path)!r}"
+        fields = policy_fields(as_path(path, "load").read_bytes(), start)
         try:
             return cls(**fields)
         except (TypeError, ValueError) as error:
-            raise type(error)(f"Policy file {str(path)!r}: {error}") from None
+            raise type(error)(f"{start}: {error}") from None
 
     @property
     def data_abstains(self) -> bool:
@@ -258,14 +261,14 @@ class Policy:
         return self.level == "by_hand"
 
     def rule_for(self, primitive: str, names: Sequence[str] = ()) -> tuple[Rule, str]:
-        """Returns the rule of a primitive and where it is from.
+        """Returns the rule of a primitive, and its origin.
 
         Args:
             primitive: The primitive's name.
             names: The enclosing scopes, outermost first.
 
         Returns:
-            The rule, and ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
+            The rule, and its origin: ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
 
         Example:
             >>> from jmp_autocast import BF16
@@ -276,8 +279,18 @@ class Policy:
         return known_rule(primitive) if rule is None else (rule, "rules")
 
 
-# What users write, for whoever asks for the signature: that of `__new__` only collects mistakes.
+# The fields, for `inspect.signature`: the signature of `__new__` only collects mistakes.
 _signature = inspect.signature(Policy.__init__)
 setattr(  # noqa: B010
     Policy, "__signature__", _signature.replace(parameters=[*_signature.parameters.values()][1:])
 )
+
+
+FP16 = Policy("float16")
+"""float16 compute. Gradients underflow: scale the loss."""
+
+BF16 = Policy("bfloat16")
+"""bfloat16 compute: float32's range with 8 bits of precision; needs no loss scaling."""
+
+FP8 = Policy("bfloat16", matmul="float8")
+"""bfloat16 compute, and the products of weights in float8: for GPUs and TPUs with 8-bit units."""

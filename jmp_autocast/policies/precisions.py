@@ -9,7 +9,7 @@ from jax import lax
 from .choices import check_choice
 from .errors import wrong_type
 
-# The algorithms that take float32 operands; the others of JAX are for 16-bit and 8-bit ones.
+# The algorithms for float32 operands; JAX has others for 16-bit and 8-bit ones.
 _PRESETS = {
     preset.name.lower(): preset
     for preset in lax.DotAlgorithmPreset
@@ -25,10 +25,6 @@ def as_precision(value: Any, argument: str) -> str:
     Args:
         value: A ``lax.Precision``, a ``lax.DotAlgorithmPreset``, or the name of one.
         argument: The argument's name, for messages.
-
-    Raises:
-        TypeError: It is none of these.
-        ValueError: It is no precision of float32 operands.
 
     Example:
         >>> from jax import lax
@@ -56,30 +52,17 @@ def is_precision(value: Any) -> bool:
 
 
 def is_algorithm(word: str) -> bool:
-    """Returns whether a precision is an algorithm of ``dot_general``, which no other product takes.
-
-    Example:
-        >>> is_algorithm("highest"), is_algorithm("tf32_tf32_f32")
-        (False, True)
-    """
+    """Returns whether a precision is an algorithm, which ``dot_general`` alone takes."""
     return word in _PRESETS
 
 
 def precision_of(word: str) -> lax.Precision | lax.DotAlgorithmPreset:
-    """Returns what JAX calls a precision.
-
-    Example:
-        >>> precision_of("highest").name
-        'HIGHEST'
-    """
+    """Returns the object of JAX for the word of a precision."""
     return _PRESETS.get(word) or _LEVELS[word]
 
 
 def precision_around(flag: str | None) -> str | None:
-    """Returns the word for JAX's default precision of products, None where it asks for nothing.
-
-    Args:
-        flag: The value of ``jax_default_matmul_precision``.
+    """Returns the word for the value of ``jax_default_matmul_precision``, None for no precision.
 
     Example:
         >>> precision_around("float32"), precision_around("TF32_TF32_F32")

@@ -40,6 +40,8 @@ def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10
     """
     name = primitive_name(primitive)
     rule = as_rule(policy_or_rule, name)
+    if rule is None:
+        raise _no_rule(policy_or_rule, name)
     if not isinstance(priority, int) or isinstance(priority, bool):
         fix = "Among registrations of one primitive the highest priority wins; the default is 10."
         raise wrong_type("priority must be an int", priority, fix)
@@ -53,7 +55,7 @@ def registered_rules() -> tuple[tuple[str, Rule], ...]:
     return tuple((name, rule) for name, (_, rule) in _registered.items())
 
 
-# What people call functions, and the primitives that they are traced to.
+# Names of functions, and the primitives that they are traced to.
 _FUNCTIONS: dict[tuple[str, ...], tuple[str, ...]] = {
     ("softmax", "attention", "logsumexp", "cross_entropy", "log_softmax"): ("exp", "reduce_sum"),
     ("layer_norm", "layernorm", "batch_norm", "batchnorm", "group_norm", "rms_norm", "rmsnorm"): (
@@ -103,7 +105,7 @@ def primitive_name(primitive: Any) -> str:
     Raises:
         TypeError: It is neither.
     """
-    # By what it can do: JAX has moved the class between modules.
+    # By its method: JAX has moved the class between modules.
     is_primitive = callable(getattr(primitive, "bind", None)) and not isinstance(primitive, type)
     name = primitive.name if is_primitive else primitive
     if not isinstance(name, str) or not name:
@@ -116,60 +118,52 @@ def primitive_name(primitive: Any) -> str:
     return name
 
 
-def as_rule(value: Any, primitive: str) -> Rule:
-    """Returns the rule meant by a policy, a policy's name or a rule function.
-
-    Args:
-        value: The policy, its name, ``"float32"``, or the function.
-        primitive: The primitive's name.
+def as_rule(value: Any, primitive: str) -> Rule | None:
+    """Returns a rule function, or the cast policy of a policy, its name or float32, else None.
 
     Raises:
-        TypeError: It is none of the three.
-        ValueError: No policy has that name, or the primitive is structural and gets a policy.
+        TypeError: A rule function takes other arguments, or has no hash.
+        ValueError: The primitive is structural, or was traced for the dtypes of its operands.
     """
-    # A policy would say in which dtype a loop runs, and its body has an opinion per equation.
-    if primitive in STRUCTURAL and (isinstance(value, CastPolicy | str)):
-        raise ValueError(structural_message(primitive))
-    if isinstance(value, CastPolicy):
-        check_obeyed(primitive, value)
-        return value
-    if isinstance(value, str):
-        names = [p.name for p in CastPolicy]
-        if value.upper() in names:
-            return as_rule(CastPolicy[value.upper()], primitive)
-        # A 16-bit dtype is refused: operations are lowered to the compute dtype of a policy, which
-        # may be the other one.
-        if (dtype := find_dtype(value)) is not None and dtype == FLOAT32:
-            return as_rule(CastPolicy.FP32, primitive)
-        if find_dtype(value) is not None:
-            hint = " Operations are lowered to the compute dtype: write 'LOWER_PRECISION_FP'."
-        else:
-            hint = did_you_mean(value.upper(), names)
-        raise ValueError(
-            f"Unknown policy {value!r} in the rule for primitive {primitive!r}."
-            f"{hint} The policies are {', '.join(names)}."
-        )
     if is_function(value):
         check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")
         return cast(Rule, value)
-    expected = "must be a CastPolicy, its name, or a function of an EquationView"
-    raise wrong_type(f"The rule for primitive {primitive!r} {expected}", value)
+    # One policy for a whole loop would overrule the policies of the equations in its body.
+    if primitive in STRUCTURAL:
+        raise ValueError(structural_message(primitive))
+    if isinstance(value, str) and value.upper() in CastPolicy.__members__:
+        value = CastPolicy[value.upper()]
+    elif find_dtype(value) == FLOAT32:
+        value = CastPolicy.FP32
+    if not isinstance(value, CastPolicy):
+        return None
+    check_obeyed(primitive, value)
+    return value
+
+
+def _no_rule(value: Any, primitive: str) -> Exception:
+    expected = (
+        f"The rule for primitive {primitive!r} must be a CastPolicy, its name, or a function of "
+        "an EquationView"
+    )
+    if not isinstance(value, str):
+        return wrong_type(expected, value)
+    names = list(CastPolicy.__members__)
+    hint = did_you_mean(value.upper(), names)
+    # A 16-bit dtype may differ from the compute dtype of a policy.
+    if find_dtype(value) is not None:
+        hint = " Operations are lowered to the compute dtype: write 'LOWER_PRECISION_FP'."
+    return ValueError(f"{expected}, got {value!r}.{hint} The policies are {', '.join(names)}.")
 
 
 def check_obeyed(primitive: str, policy: CastPolicy) -> None:
-    """Raises ValueError for a cast of what was traced for the dtypes of its operands.
-
-    Args:
-        primitive: The primitive's name.
-        policy: What a rule says of it.
-    """
+    """Raises ValueError for a cast of operands whose dtypes a primitive was traced for."""
     if primitive in TRACED_FOR_DTYPES and policy is not CastPolicy.KEEP:
         raise ValueError(
             f"Primitive {primitive!r} holds a program that was traced for the dtypes of its "
-            f"operands, and cannot run on others: {policy.name} cannot be obeyed. Give the rule to "
-            "the function that calls it, and let it return Decision(emit=function, "
-            "operand_dtype=eqn.compute_dtype), which traces that function again; or cast where the "
-            "program calls it."
+            f"operands, and cannot run on others: {policy.name} cannot be obeyed. Give its caller "
+            "a rule that returns Decision(emit=function, operand_dtype=eqn.compute_dtype), which "
+            "traces the function again."
         )
 
 
@@ -183,20 +177,17 @@ def structural_message(name: str) -> str:
 
 
 def has_rule_functions(rules: Iterable[tuple[str, str, Any]]) -> bool:
-    """True if a user's rule may look at more than the primitive: at its scope, for example."""
+    """True if a rule may depend on more than the primitive: on the scope, for example."""
     registered = [rule for _, rule in _registered.values()]
     return any(is_function(what) for what in (*(what for _, _, what in rules), *registered))
 
 
 def known_rule(primitive: str, of_policy: Rule | None = None) -> tuple[Rule, str]:
-    """Returns the rule of a primitive, and where it is from.
+    """Returns the rule of a primitive, and its origin; see `Policy.rule_for`.
 
     Args:
         primitive: The name of the primitive.
-        of_policy: The rule that the policy has for it, None without one.
-
-    Returns:
-        The rule, and ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
+        of_policy: The rule of the policy, None for none.
 
     Example:
         >>> known_rule("exp")

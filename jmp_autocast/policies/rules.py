@@ -1,13 +1,12 @@
-"""The rules of a policy: what one may say, and which of several that match an equation wins."""
+"""The rules of a policy: their values, and their precedence where several match an equation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
-from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
 from .choices import elsewhere
 from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES, find_dtype
@@ -15,21 +14,21 @@ from .errors import did_you_mean, shown, wrong_type
 from .float8 import FLOAT8
 from .patterns import check_pattern, match_depth
 from .precisions import PRECISIONS, as_precision, is_precision
-from .registry import check_obeyed, primitive_name, structural_message
+from .registry import as_rule, primitive_name
 from .tables import CONTRACTIONS, STRUCTURAL, TRACED_FOR_DTYPES
 
 ANY = "*"
 """As a primitive: all of them. As a scope: the whole program."""
 
 What: TypeAlias = Rule | np.dtype | str
-"""What a rule says: a cast policy, a function of the equation, a dtype, ``"float8"`` or a
+"""The value of a rule: a cast policy, a function of the equation, a dtype, ``"float8"`` or a
 precision."""
 
 PolicyRule: TypeAlias = tuple[str, str, What]
-"""A scope pattern, the name of a primitive or ``"*"``, and what holds there."""
+"""A scope pattern, the name of a primitive or ``"*"``, and the value of the rule."""
 
 WITHOUT_POLICY: frozenset[str] = STRUCTURAL | TRACED_FOR_DTYPES
-"""Primitives that take no cast policy; a rule for ``"*"`` says nothing of them."""
+"""Primitives that take no cast policy; a rule for ``"*"`` leaves them out."""
 
 _IN_CODE = 2
 
@@ -37,11 +36,8 @@ _IN_CODE = 2
 def as_rules(value: Any) -> tuple[PolicyRule, ...]:
     """Returns the rules of a policy, checked; of equal ones the last stays.
 
-    Args:
-        value: Triples of scope pattern, primitive and what holds there.
-
     Raises:
-        TypeError: It is no tuple of triples, or holds a wrong type.
+        TypeError: ``value`` is no tuple of triples, or holds a wrong type.
         ValueError: There is no such cast policy, dtype or precision.
     """
     is_tuple = isinstance(value, tuple)
@@ -53,21 +49,21 @@ def as_rules(value: Any) -> tuple[PolicyRule, ...]:
         name = primitive_name(primitive)
         read = as_what(what, name)
         key = check_pattern(scope), name, _question(read)
-        # Of rules that match alike the last wins, so that one that is given again moves there.
+        # Of rules that match alike the last wins, so that a repeated one moves to the end.
         found.pop(key, None)
         found[key] = read
     return tuple((scope, name, what) for (scope, name, _), what in found.items())
 
 
 def _question(what: What) -> Literal["policy", "dtype", "precision"]:
-    """Returns what a rule answers: rules that answer different questions do not compete."""
+    """Returns the kind of a rule's value: rules of different kinds do not compete."""
     if isinstance(what, str):
         return "dtype" if what == FLOAT8 else "precision"
     return "dtype" if isinstance(what, np.dtype) else "policy"
 
 
 def as_what(value: Any, primitive: str) -> What:
-    """Returns what a rule says, however it is spelled.
+    """Returns the value of a rule from any of its spellings.
 
     Args:
         value: A `CastPolicy`, a dtype, a precision, the name of one of them, ``"float8"``, or a
@@ -75,7 +71,7 @@ def as_what(value: Any, primitive: str) -> What:
         primitive: The primitive, or ``"*"``.
 
     Raises:
-        TypeError: It is none of these.
+        TypeError: ``value`` is none of these.
         ValueError: There is no such cast policy, dtype or precision, or the primitive takes none.
 
     Example:
@@ -84,43 +80,32 @@ def as_what(value: Any, primitive: str) -> What:
         >>> as_what("float32", "*"), as_what("HIGHEST", "*")
         (dtype('float32'), 'highest')
     """
-    if is_function(value):
-        check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")
-        return cast(Rule, value)
-    # A policy would say in which dtype a loop runs, and its body has an opinion per equation.
-    if primitive in STRUCTURAL:
-        raise ValueError(structural_message(primitive))
+    dtype = find_dtype(value)
+    if dtype is not None and dtype in FLOAT_DTYPES and primitive == ANY:
+        return dtype
+    if (rule := as_rule(value, primitive)) is not None:
+        return rule
+    if dtype is not None and dtype in FLOAT_DTYPES:
+        return dtype
+    is_product = primitive in (ANY, *CONTRACTIONS)
     if is_precision(value):
-        if primitive not in (ANY, *CONTRACTIONS):
-            raise ValueError(
-                f"The precision {value!r} is one of products, and {primitive!r} is none: give it "
-                f"to one of {', '.join(sorted(CONTRACTIONS))}, or to '*'."
-            )
-        return as_precision(value, "rules")
+        if is_product:
+            return as_precision(value, "rules")
+        raise ValueError(
+            f"The precision {value!r} is one of products, and {primitive!r} is none: give it "
+            f"to one of {', '.join(sorted(CONTRACTIONS))}, or to '*'."
+        )
     if isinstance(value, str) and value == FLOAT8:
-        if primitive in (ANY, *CONTRACTIONS):
+        if is_product:
             return FLOAT8
         raise ValueError(
             f"Products of weights run in 8 bits, and {primitive!r} is none: give 'float8' to '*'."
         )
-    # To NumPy any other class is a dtype of objects.
-    dtype = None if isinstance(value, CastPolicy) else find_dtype(value)
-    dtype = None if dtype is not None and dtype.kind == "O" else dtype
-    if dtype == FLOAT32 and primitive != ANY:
-        value = CastPolicy.FP32
-    elif dtype is not None and dtype in FLOAT_DTYPES:
-        return dtype
-    policies = {policy.name: policy for policy in CastPolicy}
-    if isinstance(value, str) and value.upper() in policies:
-        value = policies[value.upper()]
-    if isinstance(value, CastPolicy):
-        check_obeyed(primitive, value)
-        return value
     name = value if dtype is None else dtype.name
     if not isinstance(name, str):
         what = "a CastPolicy, a dtype, a precision, a name of one, or a function of an EquationView"
         raise wrong_type(f"The rule for primitive {primitive!r} must be {what}", value)
-    dtypes = [dtype.name for dtype in (FLOAT32, *COMPUTE_DTYPES)]
+    policies, dtypes = CastPolicy.__members__, [d.name for d in (FLOAT32, *COMPUTE_DTYPES)]
     hint = did_you_mean(name, [*dtypes, FLOAT8, *PRECISIONS])
     hint = elsewhere("matmul", name) or did_you_mean(name.upper(), policies) or hint
     raise ValueError(
@@ -130,16 +115,16 @@ def as_what(value: Any, primitive: str) -> What:
 
 
 class Match(NamedTuple):
-    """A rule that matches where an equation stands. Of several, the largest wins.
+    """A rule that matches the scope of an equation. Of several, the largest wins.
 
     Args:
-        depth: How deep its scope lies.
+        depth: The depth of its scope.
         kind: 0 for a rule for ``"*"``, 1 for one that names a primitive, 2 for
             ``full_precision()`` and the like in the code.
         position: Its position among the rules.
         primitive: The primitive, or ``"*"``.
-        what: What it says.
-        cause: What reports call it.
+        what: Its value.
+        cause: Its name in reports.
     """
 
     depth: int
@@ -151,7 +136,7 @@ class Match(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """What rules are compared by."""
+        """The key by which rules are compared."""
         return self[:3]
 
 
@@ -161,12 +146,7 @@ def match_in_code(depth: int, dtype: np.dtype, name: str) -> Match:
 
 
 def matches(rules: Iterable[PolicyRule], names: Sequence[str]) -> list[Match]:
-    """Returns the rules that match a scope, whatever their primitive.
-
-    Args:
-        rules: Those of a policy.
-        names: The enclosing scopes, outermost first.
-    """
+    """Returns the rules of a policy that match a scope, given by its names, outermost first."""
     found = []
     for i, (scope, name, what) in enumerate(rules):
         if (depth := match_depth(scope, names)) is not None:
@@ -175,12 +155,12 @@ def matches(rules: Iterable[PolicyRule], names: Sequence[str]) -> list[Match]:
 
 
 class Said(NamedTuple):
-    """What the rules that match say of an equation: the answer to each of three questions.
+    """The winning rules for an equation, one of each kind.
 
     Args:
-        dtype: In which dtype its scope computes.
+        dtype: The compute dtype of its scope.
         policy: Its cast policy, or the function that decides on it.
-        precision: How a product that stays float32 multiplies.
+        precision: The precision of a product that stays float32.
     """
 
     dtype: Match | None
@@ -206,8 +186,8 @@ def said_of(found: Iterable[Match], primitive: str) -> Said:
         >>> rules = as_rules((("*", "tanh", "fp32"), ("*/mlp", "*", "float32")))
         >>> said_of(matches(rules, ["net"]), "tanh").rule
         <CastPolicy.FP32: 'fp32'>
-        >>> said = said_of(matches(rules, ["net", "mlp"]), "tanh")
-        >>> said.dtype.what, said.rule
+        >>> found = said_of(matches(rules, ["net", "mlp"]), "tanh")
+        >>> found.dtype.what, found.rule
         (dtype('float32'), None)
     """
     dtype = policy = precision = None
@@ -224,7 +204,7 @@ def said_of(found: Iterable[Match], primitive: str) -> Said:
                 policy = match  # the primitive runs in it
         elif is_named or primitive not in WITHOUT_POLICY:
             policy = match
-    # A scope in which nothing is lowered competes with cast policies; its compute dtype does not.
+    # A float32 scope competes with cast policies; a compute dtype does not.
     lowers = dtype is None or isinstance(dtype.what, str) or dtype.what in COMPUTE_DTYPES
     if policy is not None and dtype is not None and not lowers:
         dtype, policy = (None, policy) if policy.rank > dtype.rank else (dtype, None)
@@ -232,11 +212,7 @@ def said_of(found: Iterable[Match], primitive: str) -> Said:
 
 
 def unmatched_patterns(policy: Any, scopes: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Returns the scope patterns of a policy that match none of several scopes.
-
-    Args:
-        policy: The `Policy`.
-        scopes: The scopes of a program, each by its names, outermost first.
+    """Returns the scope patterns of a policy that match none of the scopes of a program.
 
     Example:
         >>> from jmp_autocast import BF16

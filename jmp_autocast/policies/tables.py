@@ -14,9 +14,9 @@ from .cast_policy import CastPolicy, Rule
 from .equation_view import EquationView
 
 RULES_VERSION = "0.1"
-"""Of all that decides a dtype, these tables and the planner. CHANGELOG.md says what each changed.
+"""The version of these tables and of the planner. CHANGELOG.md lists the changes of each.
 
-Raised with the first change after a release, where `nox -s dtypes` prints a program.
+Raised with the first change after a release for which `nox -s dtypes` prints a program.
 """
 
 
@@ -25,8 +25,8 @@ def dot_rule(eqn: EquationView) -> CastPolicy:
 
     PyTorch lists ``mm``, ``bmm``, ``linear`` as lower precision, and ``dot``, ``vdot`` as promote:
     a vector product has no tensor-core kernel and is usually a norm or a solver's step. PyTorch's
-    ``vecdot`` is low; here ``vmap`` of an inner product must not change what it computes: in
-    float16 a vmapped conjugate gradient ended in NaN.
+    ``vecdot`` is low; here ``vmap`` of an inner product must not change its dtype: in float16 a
+    vmapped conjugate gradient ended in NaN.
     """
     if eqn.free_dimensions == (0, 0):
         return CastPolicy.PROMOTE
@@ -131,7 +131,7 @@ CALLS = frozenset(
     """.split()
 )
 
-# No cast policy says what happens to them: each has a planning rule in `interpreters/plan`.
+# They have no cast policy: each has a planning rule in `interpreters/plan`.
 STRUCTURAL = CALLS | frozenset(
     """
     convert_element_type optimization_barrier source_view accumulate
@@ -140,8 +140,8 @@ STRUCTURAL = CALLS | frozenset(
     """.split()
 )
 
-# A program for the dtypes of their operands is among their parameters: bound on others they fail in
-# the middle of a trace, or read them as what they are not.
+# A program for the dtypes of their operands is among their parameters: bound on operands of other
+# dtypes they fail in the middle of a trace, or misread the bits.
 TRACED_FOR_DTYPES = frozenset(
     """
     pallas_call core_map mpmd_map tpu_custom_call mosaic_gpu mosaic_gpu_p call_exported ffi_call
@@ -149,21 +149,21 @@ TRACED_FOR_DTYPES = frozenset(
     """.split()
 )
 
-# They multiply and sum: what tensor cores are for.
+# They multiply and sum, as tensor cores do.
 CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
 
 MOST_THAT_CANNOT_PAY: Mapping[str, int] = MappingProxyType(dict.fromkeys(CONTRACTIONS, 4))
-"""Of how many summed elements a product gains nothing from a matrix unit: rotations, cameras.
+"""The most summed elements for which a product gains nothing from a matrix unit, as in rotations.
 
-Of 4 it does 8 operations for each element that it writes, 2 a byte in float32, and a batch of them
-no more. An H100 does 20 a byte without its matrix units (67 TFLOP/s and 3.35 TB/s, NVIDIA's data
-sheet), so that memory decides; its units add up 8 elements of 16 bits at least (``mma.m16n8k8``,
-PTX ISA), and those of a TPU 128."""
+A product over 4 elements does 8 operations for each element of its result, 2 a byte in float32, in
+a batch as well. An H100 does 20 a byte without its matrix units (67 TFLOP/s and 3.35 TB/s, NVIDIA's
+data sheet), so that memory decides; its units add up 8 elements of 16 bits at least
+(``mma.m16n8k8``, PTX ISA), and the units of a TPU 128."""
 
 
-# What PyTorch's CUDA lists leave out: there it runs in float32 inside and returns the dtype of its
-# operands. Here it returns float32 to its readers, and the operands' dtype to a caller that asks
-# for the computed dtypes.
+# PyTorch's CUDA lists leave these out: there they run in float32 inside and return the dtype of
+# their operands. Here they return float32 to their consumers, and the operands' dtype as outputs of
+# a program under ``output_dtype="computed"``.
 RETURNS_OPERAND_DTYPE = frozenset(
     """
     exp2 acosh asinh atan atanh lgamma digamma cumlogsumexp scatter-add scatter-sub scatter-mul
@@ -176,8 +176,8 @@ FUNCTIONS_RETURNING_OPERAND_DTYPE = frozenset(
     """.split()
 )
 
-# What they list as float32, although something in it is not, or stays in 16 bits here as long as
-# its readers lose nothing: powers, and the copied elements of ``jax.image.resize``.
+# PyTorch lists these as float32, although a part of them is not, or stays in 16 bits here as long
+# as its consumers lose nothing: powers, and the copied elements of ``jax.image.resize``.
 RETURNS_FLOAT32 = frozenset(("square", "integer_pow"))
 FUNCTIONS_RETURNING_FLOAT32 = frozenset(("_resize", "softplus"))
 

@@ -7,9 +7,9 @@ and registers nothing, and the primitives that it names need not exist.
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import pathlib
-import re
 import tomllib
 import uuid
 import warnings
@@ -19,8 +19,9 @@ from typing import Any
 import numpy as np
 
 from .cast_policy import CastPolicy, rule_name
+from .choices import check_choice
 from .errors import did_you_mean, shown, wrong_type
-from .float8 import FLOAT8, Float8, recipe_lines, recipe_of
+from .float8 import FLOAT8, RECIPES, Float8
 from .registry import known_primitives, made_of
 from .retired import instead_of
 from .rules import ANY
@@ -34,7 +35,7 @@ _HEADER = """\
 # It is data: nothing in it is run or imported.
 """
 _RULES = """
-# Scope, primitive or "*", and what holds there: the innermost scope wins, then a named
+# Scope, primitive or "*", and the rule: the innermost scope wins, then a named
 # primitive, then the later rule.
 """
 _MATMUL = "\n# Products of weights in 8 bits, and their options.\n[matmul]\n"
@@ -42,20 +43,22 @@ _EXAMPLE = "[['*', 'tanh', 'float32']]"
 _KEYS = ("compute_dtype", "output_dtype", "level", "rules", "matmul")
 
 
-def write_policy(policy: Any, path: str | pathlib.Path) -> None:
-    """Writes a policy to a file, whole or not at all.
-
-    Args:
-        policy: The `Policy`.
-        path: The file; one that exists is replaced.
+def as_path(path: Any, method: str) -> pathlib.Path:
+    """Returns the path that a method of `Policy` was called with.
 
     Raises:
-        TypeError: A rule is a function, or ``path`` is neither a string nor a path.
-        ValueError: TOML cannot hold a name or pattern.
-        OSError: The file cannot be written.
+        TypeError: It is neither a string nor a path.
     """
+    if isinstance(path, str | pathlib.Path):
+        return pathlib.Path(path)
+    fix = "Write one such as 'policy.toml'."
+    raise wrong_type(f"Policy.{method} takes a path, a string or a pathlib.Path", path, fix)
+
+
+def write_policy(policy: Any, path: pathlib.Path) -> None:
+    """Writes a `Policy` to a file, whole or not at all."""
     # A symbolic link stays one, and leads to the new file.
-    target = pathlib.Path(os.path.realpath(_as_path(path, "save")))
+    target = pathlib.Path(os.path.realpath(path))
     content = policy_text(policy).encode()
     temporary = target.with_name(f".policy-{uuid.uuid4().hex}.tmp")
     try:
@@ -69,10 +72,7 @@ def write_policy(policy: Any, path: str | pathlib.Path) -> None:
 
 
 def policy_text(policy: Any) -> str:
-    r"""Returns the text of a policy's file.
-
-    Args:
-        policy: The `Policy`.
+    r"""Returns the text of the file of a `Policy`.
 
     Raises:
         TypeError: A rule is a function.
@@ -88,7 +88,7 @@ def policy_text(policy: Any) -> str:
         compute_dtype = "bfloat16"
         level = "o1"
         <BLANKLINE>
-        # Scope, primitive or "*", and what holds there: the innermost scope wins, then a named
+        # Scope, primitive or "*", and the rule: the innermost scope wins, then a named
         # primitive, then the later rule.
         rules = [
             ["*/ln\t", "*", "float32"],
@@ -100,10 +100,12 @@ def policy_text(policy: Any) -> str:
     for field in dataclasses.fields(policy):
         value = getattr(policy, field.name)
         if isinstance(value, tuple):
-            triples = (", ".join(map(_quoted, _written(*rule))) for rule in value)
+            triples = (", ".join(map(_quoted, _words(*rule))) for rule in value)
             rules += [f"    [{triple}],\n" for triple in triples]
         elif isinstance(value, Float8):
-            tables += [_MATMUL, *recipe_lines(value)]
+            # Words, integers, bools and lists of words have one form in JSON and in TOML.
+            options = {"recipe": FLOAT8, **value.changed}.items()
+            tables += [_MATMUL, *(f"{name} = {json.dumps(x)}\n" for name, x in options)]
         elif value is not None:
             lines.append(f"{field.name} = {_quoted(str(value))}\n")
     if rules:
@@ -111,68 +113,47 @@ def policy_text(policy: Any) -> str:
     return "".join(lines + tables)
 
 
-def _written(scope: str, primitive: str, what: Any) -> tuple[str, str, str]:
-    """Returns a rule as a file has it."""
+def _words(scope: str, primitive: str, what: Any) -> tuple[str, str, str]:
+    """Returns the three words of a rule in a file."""
     if isinstance(what, str):
         return scope, primitive, what
     if isinstance(what, CastPolicy | np.dtype):
         return scope, primitive, what.name
     raise TypeError(
         f"Cannot save the policy: the rule for primitive {primitive!r} is a function, "
-        f"{rule_name(what)} of module {getattr(what, '__module__', None)!r}, and a policy file "
-        "holds only data. Give the primitive a policy's name instead, such as 'FP32', or leave "
-        f"the rule out and call register_rule({primitive!r}, ...) in the code that loads the "
-        "file."
+        f"{rule_name(what)}, and a policy file holds only data. Give the primitive a policy's name "
+        f"instead, such as 'FP32', or call register_rule({primitive!r}, ...) in the program."
     )
 
 
-_SURROGATE = re.compile("[\ud800-\udfff]")
-_ESCAPES = {'"': '\\"', "\\": "\\\\", "\t": "\\t", "\n": "\\n", "\r": "\\r"}
-
-
 def _quoted(text: str) -> str:
-    if half := _SURROGATE.search(text):
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
         raise ValueError(
-            f"Cannot save the policy: {text!r} holds {half[0]!r}, half of a surrogate pair, "
-            "which no TOML file can hold. Remove it from the name or pattern."
-        )
-    return f'"{"".join(map(_escaped, text))}"'
-
-
-def _escaped(character: str) -> str:
-    if character in _ESCAPES or character.isprintable():
-        return _ESCAPES.get(character, character)
-    # TOML demands this of control characters alone. It is done to all that an editor would not
-    # show, or would show as something else: U+202E turns the direction of what follows.
-    code = ord(character)
-    return f"\\u{code:04X}" if code <= 0xFFFF else f"\\U{code:08X}"
-
-
-def read_policy(path: str | pathlib.Path) -> dict[str, Any]:
-    """Returns the arguments of `Policy` that a file holds.
-
-    Args:
-        path: The file.
-
-    Raises:
-        TypeError: A value has the wrong type, or ``path`` is neither a string nor a path.
-        ValueError: The file is not TOML, has no version or another one, or a key in it is unknown.
-        OSError: The file cannot be read.
-    """
-    return policy_fields(_as_path(path, "load").read_bytes(), f"Policy file {str(path)!r}")
+            f"Cannot save the policy: {text!r} holds {text[error.start]!r}, half of a surrogate "
+            "pair, which no TOML file can hold. Remove it from the name or pattern."
+        ) from None
+    # JSON and TOML escape alike. TOML demands it of control characters alone; here, of all that an
+    # editor would hide or misplace: U+202E reverses the direction of the text after it.
+    characters = json.dumps(text, ensure_ascii=False)
+    return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in characters)
 
 
 def policy_fields(content: bytes, start: str) -> dict[str, Any]:
-    """Returns the arguments of `Policy` that the content of a file holds.
+    """Returns the arguments of `Policy` that a file holds.
 
     Args:
-        content: What the file holds.
-        start: What messages call it, such as "Policy file 'policy.toml'".
+        content: The content of the file.
+        start: The start of messages, such as "Policy file 'policy.toml'".
+
+    Raises:
+        TypeError: A value has the wrong type.
+        ValueError: The content is not TOML, has no version or another one, or an unknown key.
     """
     table = _table(content, start)
     # First: another version may have keys that are unknown here.
-    _check_version(table.pop("version", None), start)
-    made_with = table.pop("rules_version", RULES_VERSION)
+    _check_versions(table.pop("version", None), table.pop("rules_version", RULES_VERSION), start)
     for key in table:
         if key not in _KEYS:
             hint = instead_of(key) or did_you_mean(key, _KEYS)
@@ -185,7 +166,6 @@ def policy_fields(content: bytes, start: str) -> dict[str, Any]:
         table["rules"] = _rules(table["rules"], start)
     if "matmul" in table:
         table["matmul"] = _recipe(table["matmul"], start)
-    _warn_of_other_rules(made_with, start)
     return table
 
 
@@ -203,7 +183,8 @@ def _table(content: bytes, start: str) -> dict[str, Any]:
         raise ValueError(f"{start} is not valid TOML: {shown(str(error))}. {how}") from None
 
 
-def _check_version(version: Any, start: str) -> None:
+def _check_versions(version: Any, rules_version: Any, start: str) -> None:
+    """Raises for another version of the format, and warns of one of the rules."""
     fix = f"Write: version = {VERSION}"
     if version is None:
         raise ValueError(f"{start} has no version. Add the line: version = {VERSION}")
@@ -215,28 +196,36 @@ def _check_version(version: Any, start: str) -> None:
             f"{start} has version {hex(version)[:18]}, and this jmp_autocast reads version "
             f"{VERSION}. {'Upgrade jmp_autocast.' if version > VERSION else older}"
         )
+    fix = f"Write: rules_version = '{RULES_VERSION}'"
+    if not isinstance(rules_version, str):
+        raise wrong_type(f"{start}: rules_version must be a string", rules_version, fix)
+    if rules_version != RULES_VERSION:
+        warnings.warn(
+            f"{start} was saved under rules {shown(rules_version)}, and this jmp_autocast has "
+            f"rules {RULES_VERSION!r}: some equations may have other dtypes, which CHANGELOG.md "
+            f"lists under 'Dtypes'. Save the policy again. {fix}",
+            stacklevel=4,
+        )
 
 
 def _rules(value: Any, start: str) -> tuple[tuple[str, ...], ...]:
-    """Returns the rules of a file, and warns of primitives that look misspelled.
-
-    A primitive of another package, which is not loaded yet, looks like no known one.
-    """
-    fix = f"Write rules = {_EXAMPLE}: scope, primitive or '*', and what holds there."
+    """Returns the rules of a file, and warns of primitives that look misspelled."""
+    fix = f"Write rules = {_EXAMPLE}: scope, primitive or '*', and the rule."
     if not isinstance(value, list):
         raise wrong_type(f"{start}: rules must be an array", value, fix)
     known = known_primitives()
     for i, rule in enumerate(value):
-        words = isinstance(rule, list) and [word for word in rule if isinstance(word, str) and word]
-        if not words or words != rule or len(rule) != 3:
+        is_list = isinstance(rule, list) and len(rule) == 3
+        if not is_list or not all(isinstance(word, str) and word for word in rule):
             raise wrong_type(f"{start}: rules[{i}] must be three words", rule, fix)
+        # A primitive of a package that is not loaded yet is unknown, too, and no misspelling.
         if (name := rule[1]) == ANY or name in known:
             continue
         if hint := made_of(name) or did_you_mean(name, known, cutoff=0.8):
             warnings.warn(
                 f"{start} has a rule for {shown(name)}, which is no known primitive: it does "
                 f"nothing.{hint}",
-                stacklevel=5,
+                stacklevel=4,
             )
     return tuple(map(tuple, value))
 
@@ -245,35 +234,19 @@ def _recipe(value: Any, start: str) -> Float8:
     if not isinstance(value, Mapping):
         fix = f"Write a line [matmul], then recipe = {FLOAT8!r}."
         raise wrong_type(f"{start}: matmul must be a table", value, fix)
+    options = dict(value)
+    if "recipe" not in options:
+        fix = f"Write a line [matmul], and below it recipe = {FLOAT8!r}."
+        raise ValueError(f"{start}: matmul has no recipe. {fix}")
+    name, known = options.pop("recipe"), [field.name for field in dataclasses.fields(Float8)]
+    for key in options:
+        if key not in known:
+            raise ValueError(
+                f"{start}: matmul: unknown key {key!r}.{did_you_mean(key, known)} The keys are "
+                f"recipe, {', '.join(known)}."
+            )
     try:
-        return recipe_of(value)
+        check_choice("recipe", name, tuple(RECIPES))
+        return dataclasses.replace(RECIPES[name], **options)
     except (TypeError, ValueError) as error:
         raise type(error)(f"{start}: matmul: {error}") from None
-
-
-def _warn_of_other_rules(made_with: Any, start: str) -> None:
-    """Warns of a policy that was saved under other rules.
-
-    A file without the line asks for the rules that there are: it was written by hand.
-    """
-    fix = f"Write: rules_version = '{RULES_VERSION}'"
-    if not isinstance(made_with, str):
-        raise wrong_type(f"{start}: rules_version must be a string", made_with, fix)
-    if made_with != RULES_VERSION:
-        warnings.warn(
-            f"{start} was saved under rules {shown(made_with)}, and this jmp_autocast has "
-            f"rules {RULES_VERSION!r}: some equations may have other dtypes. CHANGELOG.md lists "
-            "them under 'Dtypes', and `explain` shows those of your program. Then save the policy "
-            f"again. {fix}",
-            stacklevel=5,
-        )
-
-
-def _as_path(path: Any, method: str) -> pathlib.Path:
-    if isinstance(path, str | pathlib.Path):
-        return pathlib.Path(path)
-    raise wrong_type(
-        f"Policy.{method} takes a path, a string or a pathlib.Path",
-        path,
-        "Write one such as 'policy.toml'.",
-    )

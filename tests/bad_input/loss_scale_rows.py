@@ -73,7 +73,7 @@ ROWS = [
         "a loss that was called already",
         lambda w: scaled_value_and_grad(jnp.float32(1)),
         TypeError,
-        "value_and_grad | float32.* | takes a function | are arguments of what it returns",
+        "value_and_grad | float32.* | takes a function | scaled_value_and_grad\\(loss",
     ),
     *(
         _gradient(

@@ -172,7 +172,7 @@ DEVICES = {
     "A100": ("gpu", "NVIDIA A100", "8.0", "NVIDIA A100 has no float8 units: its matrix products"),
     "MI250": ("gpu", "AMD MI250", "gfx90a", "AMD MI250 has no float8 units"),
     "cpu": ("cpu", "cpu", "", "A CPU has no float8 units"),
-    "v5e": ("tpu", "TPU v5 lite", "", "TPU v5 lite has no float8 units that are known"),
+    "v5e": ("tpu", "TPU v5 lite", "", "TPU v5 lite has no known float8 units"),
     "H100": ("gpu", "NVIDIA H100", "9.0", None),
     "TPU7x": ("tpu", "TPU7x", "", None),
 }

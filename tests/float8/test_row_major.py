@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
-from jmp_autocast.float8.row_major import row_major
+from jmp_autocast.float8.carriers import row_major
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 

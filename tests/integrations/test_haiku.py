@@ -10,7 +10,6 @@ import pytest
 
 from jmp_autocast import BF16, autocast
 from tests.support.jaxprs import dot_dtypes, trace
-from tests.support.numerics import assert_trees_near
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
 KEY = jax.random.key(0)
@@ -30,40 +29,6 @@ def encoder(x):
 
 def head(x):
     return hk.Linear(3, name="head")(x)
-
-
-def normed(x):
-    x = hk.BatchNorm(True, True, 0.5)(encoder(x), is_training=True)
-    return head(hk.dropout(hk.next_rng_key(), 0.25, x))
-
-
-def checkpointed(x):
-    return head(hk.remat(encoder)(x))
-
-
-FORWARD = {
-    "batch norm and dropout": normed,
-    "remat": checkpointed,
-}
-
-
-@pytest.mark.usefixtures("jit_caches")  # hk.remat keeps tracers alive
-@pytest.mark.parametrize("name", FORWARD)
-def test_transform_with_state(name):
-    model = hk.transform_with_state(FORWARD[name])
-    params, state = jax.jit(model.init)(KEY, X)
-
-    def grad(cast):
-        def loss(params, state, x):
-            out, state = cast(model.apply)(params, state, KEY, x)
-            return jnp.mean(out**2), state
-
-        return jax.grad(loss, has_aux=True)
-
-    low = grad(bf16)
-    assert {dot[0] for dot in dot_dtypes(trace(low, params, state, X))} == {"bfloat16"}
-    got, want = jax.jit(lambda *a: (low(*a), grad(lambda fn: fn)(*a)))(params, state, X)
-    assert_trees_near(got, want, TOLERANCE)
 
 
 def test_transform_and_initialization():

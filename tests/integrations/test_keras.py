@@ -69,29 +69,19 @@ def test_scopes_are_the_names_of_layers():
 # --- Keras's own training loop --------------------------------------------------------------
 
 
-def fit(cast=None, optimizer=None, **options):
-    """Losses, evaluation, prediction and variables of a training by `Model.fit`."""
-    model = classifier()
-    model.compile(optimizer=optimizer or keras.optimizers.Adam(1e-2), loss=LOSS, **options)
-    if cast is not None:
-        model.stateless_call = cast(model.stateless_call)
-    history = model.fit(X, Y, epochs=3, batch_size=16, shuffle=False, verbose=0).history
-    evaluation = model.evaluate(X, Y, verbose=0)
-    return history["loss"], evaluation, model.predict(X, verbose=0), model
+OPTIONS = {"batch_size": 16, "shuffle": False, "verbose": 0}
 
 
-def bf16(fn):
-    return autocast(fn, "bfloat16")
-
-
-FITS = {
-    "bfloat16": (bf16, None, {}),
-    "float16": (
-        functools.partial(autocast, policy="float16"),
-        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2)),
-        {},
-    ),
-}
+def fit(policy=None):
+    """Losses, evaluation, prediction and model of a training by `Model.fit`."""
+    model, optimizer = classifier(), keras.optimizers.Adam(1e-2)
+    if policy is not None:
+        keras_autocast(model, policy)
+    if policy == "float16":
+        optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
+    model.compile(optimizer=optimizer, loss=LOSS)
+    losses = model.fit(X, Y, epochs=3, **OPTIONS).history["loss"]
+    return losses, model.evaluate(X, Y, verbose=0), model.predict(X, verbose=0), model
 
 
 @functools.cache
@@ -99,28 +89,22 @@ def fitted_in_float32():
     return fit()
 
 
-@pytest.mark.parametrize("name", FITS)
-def test_fit_follows_float32(name):
-    cast, optimizer, options = FITS[name]
-    losses, evaluation, prediction, model = fit(cast, optimizer and optimizer(), **options)
+@pytest.mark.parametrize("name", TOLERANCE)
+def test_fit_follows_float32_and_goes_on_after_loading(name, tmp_path):
+    losses, evaluation, prediction, model = fit(name)
     want_losses, want_evaluation, want_prediction, _ = fitted_in_float32()
-    tolerance = TOLERANCE["float16" if name == "float16" else "bfloat16"]
-    np.testing.assert_allclose(losses, want_losses, rtol=tolerance)
+    np.testing.assert_allclose(losses, want_losses, rtol=TOLERANCE[name])
     assert losses != want_losses  # it was in 16 bits
-    np.testing.assert_allclose(evaluation, want_evaluation, rtol=tolerance)
+    np.testing.assert_allclose(evaluation, want_evaluation, rtol=TOLERANCE[name])
     assert prediction.dtype == "float32"
-    np.testing.assert_allclose(prediction, want_prediction, atol=2 * tolerance)
+    np.testing.assert_allclose(prediction, want_prediction, atol=2 * TOLERANCE[name])
     for variable in model.trainable_variables:
         assert variable.value.dtype == "float32"
-
-
-def test_a_saved_model_is_the_plain_one(tmp_path):
-    model = classifier()
-    want = model.predict(X, verbose=0)
-    model.stateless_call = bf16(model.stateless_call)
-    model.save(tmp_path / "model.keras")
-    loaded = keras.models.load_model(tmp_path / "model.keras")
-    np.testing.assert_allclose(loaded.predict(X, verbose=0), want, rtol=1e-6)
+    loaded = reloaded(model, tmp_path)
+    assert type(loaded.optimizer) is type(model.optimizer)
+    pairs = zip(loaded.optimizer.variables, model.optimizer.variables, strict=True)
+    assert all(np.array_equal(one, other) for one, other in pairs)
+    assert loaded.fit(X, Y, epochs=1, **OPTIONS).history["loss"][0] < losses[0]
 
 
 # --- the policy that is saved with a model --------------------------------------------------
@@ -217,20 +201,6 @@ def test_a_layer_is_pinned_and_set_free_by_its_own_dtype_policy():
         ValueError, match=r"one policy, and layers of 'functional.*'head' has Policy"
     ):
         dtypes_of(model)
-
-
-def test_float16_with_a_loss_scale_goes_on_after_loading(tmp_path):
-    options = {"batch_size": 16, "shuffle": False, "verbose": 0}
-    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(1e-2))
-    model = keras_autocast(classifier(), "float16")
-    model.compile(optimizer=scaled, loss=LOSS)
-    losses = model.fit(X, Y, epochs=2, **options).history["loss"]
-    loaded = reloaded(model, tmp_path)
-    np.testing.assert_allclose(losses, fitted_in_float32()[0][:2], rtol=TOLERANCE["float16"])
-    assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
-    pairs = zip(loaded.optimizer.variables, model.optimizer.variables, strict=True)
-    assert all(np.array_equal(one, other) for one, other in pairs)
-    assert loaded.fit(X, Y, epochs=1, **options).history["loss"][0] < losses[0]
 
 
 def test_a_training_in_float16_without_a_loss_scale_warns():

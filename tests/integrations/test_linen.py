@@ -96,13 +96,7 @@ def test_apply_of_a_decorated_method():
 
 
 class Decorated(Encoder):
-    @part
-    @nn.compact
-    def __call__(self, x, train=True):
-        x = nn.Dense(self.features)(x)
-        x = nn.silu(nn.BatchNorm(use_running_average=not train, momentum=0.5)(x))
-        self.sow("intermediates", "seen", x)
-        return nn.Dropout(0.25, deterministic=not train)(x)
+    __call__ = part(Encoder.__call__)
 
 
 def by_function(**fields):

@@ -63,17 +63,6 @@ def test_equinox_in_two_lines():
         assert all(same) if skipped else not all(same)
 
 
-@pytest.mark.parametrize(
-    ("model", "name"),
-    [
-        (new_net(), "integrations.nnx.scaled_value_and_grad"),
-        (
-            eqx.nn.MLP(4, 4, 8, 1, key=jax.random.key(0)),
-            "integrations.equinox.scaled_value_and_grad",
-        ),
-    ],
-    ids=["nnx", "equinox"],
-)
-def test_the_plain_function_names_the_integration(model, name):
-    with pytest.raises(TypeError, match=name):
-        jmp_autocast.scaled_value_and_grad(lambda model, x: 0.0 * x.sum())(8.0, model, X)
+def test_the_plain_function_names_the_integration():
+    with pytest.raises(TypeError, match=r"integrations\.nnx\.scaled_value_and_grad"):
+        jmp_autocast.scaled_value_and_grad(lambda model, x: 0.0 * x.sum())(8.0, new_net(), X)

@@ -158,7 +158,7 @@ NESTINGS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:.* stands (around|before) the loss scaling:UserWarning")
+@pytest.mark.filterwarnings("ignore:.* is (around|before) the loss scaling:UserWarning")
 @pytest.mark.parametrize("nesting", NESTINGS)
 def test_all_nestings(nesting):
     tx = NESTINGS[nesting]

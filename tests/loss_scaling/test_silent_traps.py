@@ -41,18 +41,21 @@ def training_step(tx):
 
 
 ORDERS = {
-    "MultiSteps": (optax.MultiSteps(dynamic_loss_scaling(optax.sgd(0.1)), 2), "MultiSteps stands"),
+    "MultiSteps": (
+        optax.MultiSteps(dynamic_loss_scaling(optax.sgd(0.1)), 2),
+        "MultiSteps is around",
+    ),
     "apply_if_finite": (
         optax.apply_if_finite(dynamic_loss_scaling(optax.sgd(0.1)), 2),
-        r"apply_if_finite stands around.*leave it out",
+        r"apply_if_finite is around.*leave it out",
     ),
     "a clip before": (
         optax.chain(CLIP, dynamic_loss_scaling(optax.sgd(0.1))),
-        r"stands before the loss scaling.*dynamic_loss_scaling\(optax.chain\(clip, optimizer\)\)",
+        r"is before the loss scaling.*dynamic_loss_scaling\(optax.chain\(clip, optimizer\)\)",
     ),
     "masked": (
         optax.masked(optax.chain(CLIP, static_loss_scaling(optax.sgd(0.1), 8.0)), True),
-        "stands before the loss scaling",
+        "is before the loss scaling",
     ),
     "a clip after": (optax.chain(dynamic_loss_scaling(optax.sgd(0.1)), CLIP), None),
     "a clip inside": (dynamic_loss_scaling(optax.chain(CLIP, optax.sgd(0.1))), None),

@@ -11,6 +11,7 @@ import optax
 import pytest
 
 from jmp_autocast import dynamic_loss_scaling, skipped_steps
+from jmp_autocast.loss_scaling import loss_scale
 from tests.support.loss_scale_runs import WAYS, bits, model_params, skipping_by
 
 ADAM = dynamic_loss_scaling(optax.adam(1e-3))
@@ -160,6 +161,20 @@ def test_such_an_optimizer_skips_a_bad_step(make, way):
         step(params, state, jnp.array([0.5, 0.25]))
         jax.effects_barrier()
     assert len(CALLS) == (make is with_effect)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_step_makes_no_host_transfer(way):
+    params = jnp.ones(2)
+    good, bad = jnp.ones(2), jnp.array([1.0, jnp.inf])
+    tx = dynamic_loss_scaling(optax.sgd(0.1, momentum=0.9))
+    with skipping_by(way):
+        step = jax.jit(functools.partial(one_step, tx=tx))
+        params, state = step(params, tx.init(params), good)
+        with jax.transfer_guard("disallow"):
+            params, state = step(params, state, bad)
+            scale = loss_scale(state)
+    assert (int(skipped_steps(state)), float(scale)) == (1, 2.0**15)
 
 
 @pytest.mark.usefixtures("jit_caches")

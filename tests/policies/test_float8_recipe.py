@@ -49,9 +49,7 @@ def test_a_recipe_has_a_name(name, tmp_path):
 
 WRONG = {
     "blocks of 32": (lambda: Policy("bfloat16", matmul="mxfp8"), ValueError, "write 'float8_row'"),
-    "scaling": (lambda: Float8(scaling="rows"), ValueError, "'tensor', 'row', got"),
     "blocks": (lambda: Float8(scaling="block"), ValueError, "4,097 MiB.*scaling='row'"),
-    "wgrad": (lambda: Float8(wgrad="bfloat16"), ValueError, "'float8', 'compute'"),
     "a size": (lambda: Float8(minimum=0), ValueError, "Float8.minimum must be at least 1, got 0"),
     "skip": (lambda: Float8(skip="last"), TypeError, r"skip=\('last',\)"),
     "what to skip": (lambda: Float8(skip=("first",)), ValueError, "Float8.skip.*'last'"),
@@ -63,19 +61,3 @@ WRONG = {
 def test_a_wrong_recipe(make, error, message):
     with pytest.raises(error, match=message):
         make()
-
-
-FILES = {
-    "no recipe": ("[matmul]\nwgrad = 'compute'", ValueError, "has no recipe"),
-    "a recipe": ("[matmul]\nrecipe = 'float9'", ValueError, "matmul: recipe .*'float8_row'"),
-    "a key": ("[matmul]\nrecipe = 'float8'\nscale = 'row'", ValueError, "mean 'scaling'"),
-    "a word": ("[matmul]\nrecipe = 'float8'\nwgrad = 'comput'", ValueError, "mean 'compute'"),
-}
-
-
-@pytest.mark.parametrize(("text", "error", "message"), FILES.values(), ids=FILES)
-def test_a_wrong_file(text, error, message, tmp_path):
-    path = tmp_path / "policy.toml"
-    path.write_text(f"version = 2\ncompute_dtype = 'bfloat16'\n{text}\n", encoding="utf-8")
-    with pytest.raises(error, match=message):
-        Policy.load(path)

@@ -34,7 +34,7 @@ compute_dtype = "bfloat16"
 output_dtype = "float32"
 level = "compute"
 
-# Scope, primitive or "*", and what holds there: the innermost scope wins, then a named
+# Scope, primitive or "*", and the rule: the innermost scope wins, then a named
 # primitive, then the later rule.
 rules = [
     ["*", "tanh", "FP32"],
@@ -94,7 +94,7 @@ def test_a_policy_of_defaults_is_short(path):
 def test_what_is_shown_as_it_is_and_what_is_escaped():
     scope = "\u4e2d \"\\'\t\r\n\x1b\u202e\U000e0001"
     text = policy_text(Policy(rules=((scope, "*", "float32"),)))
-    assert '\n    ["\u4e2d \\"\\\\\'\\t\\r\\n\\u001B\\u202E\\U000E0001", "*", ' in text
+    assert '\n    ["\u4e2d \\"\\\\\'\\t\\r\\n\\u001b\\U0000202E\\U000E0001", "*", ' in text
 
 
 names = st.one_of(
@@ -249,3 +249,74 @@ def test_no_file(path):
         Policy.load(path)
     with pytest.raises(FileNotFoundError):
         BF16.save(path / "in no folder")
+
+
+# --- policies that no file can hold, and files that cannot be written -------------------------
+
+
+def my_rule(eqn):
+    return CastPolicy.FP32
+
+
+class Rule:
+    def __call__(self, eqn):
+        return CastPolicy.FP32
+
+    def __repr__(self):
+        return "<a rule>"
+
+
+FUNCTIONS = {
+    "a function": (my_rule, "my_rule"),
+    "an object": (Rule(), "<a rule>"),
+}
+SURROGATES = {
+    "a name": ("*", "a\ud800", CastPolicy.KEEP),
+    "a pattern": ("a\udfff", "*", "float32"),
+}
+
+
+def unwritable():
+    for what, (rule, name) in FUNCTIONS.items():
+        policy = BF16.with_rules({"exp": "KEEP", "tanh": rule})
+        parts = ["primitive 'tanh'", name, "a policy's name", "register_rule('tanh', ...)"]
+        yield pytest.param(policy, TypeError, parts, id=what)
+        policy = BF16.with_rules({"tanh": rule}, scope="*/head")
+        yield pytest.param(policy, TypeError, parts, id=f"{what} in a scope")
+    for what, rule in SURROGATES.items():
+        parts = ["a\\ud", "surrogate pair", "Remove it"]
+        yield pytest.param(Policy(rules=(rule,)), ValueError, parts, id=f"a surrogate in {what}")
+
+
+@pytest.mark.parametrize("there", [None, "what was there"])
+@pytest.mark.parametrize(("policy", "error", "parts"), list(unwritable()))
+def test_a_policy_that_cannot_be_saved(policy, error, parts, there, path):
+    if there:
+        path.write_text(there, "utf-8")
+    with pytest.raises(error) as caught:
+        policy.save(path)
+    assert caught.type is error
+    assert all(part in str(caught.value) for part in parts), str(caught.value)
+    assert [p.read_text("utf-8") for p in path.parent.iterdir()] == ([there] if there else [])
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_failure_leaves_what_was_there(step, path, monkeypatch):
+    path.write_text("what was there", "utf-8")
+
+    def fail(*args):
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(os, step, fail)
+    with pytest.raises(OSError, match="the disk is full"):
+        BF16.save(path)
+    assert os.listdir(path.parent) == [path.name]
+    assert path.read_text("utf-8") == "what was there"
+
+
+def test_a_link_stays_a_link(path):
+    link = path.with_name("link.toml")
+    link.symlink_to(path)
+    BF16.save(link)
+    assert link.is_symlink()
+    assert Policy.load(path) == Policy.load(link) == BF16

@@ -79,8 +79,6 @@ def test_explain_shows_it_and_the_backward_pass_has_it():
         (lambda: BF16.with_rules({"*": "higest"}), ValueError, "Did you mean 'highest'"),
         (lambda: BF16.with_rules({"*": "f16_f16_f16"}), ValueError, "or a precision"),
         (lambda: BF16.with_rules({"*": TF16}), ValueError, "must be one of 'default'"),
-        (lambda: BF16.with_rules({"tanh": "high"}), ValueError, "'tanh' is none: give it to"),
-        (lambda: BF16.with_rules({"*": 3}), TypeError, "a precision, .* got 3"),
         (lambda: Decision(emit=jnp.dot, precision="high"), ValueError, "belongs to policy="),
     ],
 )

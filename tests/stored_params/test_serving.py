@@ -33,9 +33,6 @@ def written(old, new, position):
     return lax.dynamic_update_slice(old, new[:, None].astype(old.dtype), (0, position, 0))
 
 
-# --- a function of dicts, with its layers in a scan -----------------------------------------
-
-
 def decode(params, cache, token, position):
     def layer(x, parts):
         w, old = parts
@@ -69,14 +66,10 @@ def served(tools, policy, batch):
     return step, params, empty(batch)
 
 
-# --- a module of NNX, which holds its cache -------------------------------------------------
-
-
-# What is served: how it is stored, and how many arrays of the parameters are stored in 8 bits.
-QUANTIZED = (quantize_params, cast_params)
+# The tools that store the parameters, the policy, and how many arrays are stored in 8 bits.
 SERVED = {
-    "bfloat16": (served, (cast_params,), BF16, 0),
-    "float8": (served, QUANTIZED, FP8, 5),
+    "bfloat16": ((cast_params,), BF16, 0),
+    "float8": ((quantize_params, cast_params), FP8, 5),
 }
 
 # What a server runs: JAX and jmp_autocast, and no code of the model.
@@ -113,8 +106,8 @@ def tokens_of(step, params, cache, token):
 @pytest.mark.process
 def test_another_process_decodes_the_same_tokens(tmp_path):
     expected, token = {}, jnp.array([3], jnp.int32)
-    for name, (make, tools, policy, count) in SERVED.items():
-        step, params, cache = make(tools, policy, batch=1)
+    for name, (tools, policy, count) in SERVED.items():
+        step, params, cache = served(tools, policy, batch=1)
         is_quantized = lambda x: isinstance(x, QuantizedArray)
         leaves = jax.tree.leaves(params, is_leaf=is_quantized)
         assert sum(map(is_quantized, leaves)) == count

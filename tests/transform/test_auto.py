@@ -19,30 +19,11 @@ from jmp_autocast import (
     quantize_params,
     tune,
 )
-from jmp_autocast.backend import Hardware, choose_for, preferred_for
+from jmp_autocast.backend import Hardware, preferred_for
 from tests.support.jaxprs import dot_dtypes
 from tests.support.processes import environment_without_devices
 
 X = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-
-
-@pytest.mark.parametrize(
-    ("device", "dtype", "reason"),
-    [
-        (("tpu", "TPU v5e", ""), "bfloat16", "matrix units of TPU v5e"),
-        (("gpu", "H100", "9.0"), "bfloat16", "tensor cores of H100"),
-        (("gpu", "Tesla T4", "7.5"), "float16", "for float16 alone"),
-        (("gpu", "P100", "6.0"), None, "no tensor cores"),
-        (("rocm", "MI50", "gfx906"), None, "no matrix units"),
-        (("cpu", "cpu", ""), None, "none of amx_bf16"),
-        (("METAL", "M3", ""), None, "nothing is known"),
-    ],
-)
-def test_the_hardware_decides(device, dtype, reason, monkeypatch):
-    monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset())
-    choice = choose_for(Hardware(*device))
-    assert choice.dtype == (None if dtype is None else jnp.dtype(dtype))
-    assert reason in choice.reason
 
 
 @pytest.mark.parametrize(
@@ -58,12 +39,12 @@ def test_a_cpu_is_asked(features, has_kernel, reason, monkeypatch):
     monkeypatch.setattr(cpu_kernels, "cpu_features", lambda: frozenset(features))
     monkeypatch.setattr(cpu_kernels, "_has_kernel", lambda dtype: has_kernel)
     try:
-        choice = choose_for(Hardware("cpu", "cpu"))
+        kernels = cpu_kernels.cpu_kernels()
     finally:
         cpu_kernels._kernels_with.cache_clear()
     fast = has_kernel and "none of" not in reason
-    assert choice.dtype == (jnp.bfloat16 if fast else None)
-    assert reason in choice.reason
+    assert kernels.wide == fast
+    assert reason in kernels.reason
 
 
 @pytest.mark.parametrize(
@@ -87,6 +68,7 @@ def test_an_older_instruction_set_has_no_units(isa, units, monkeypatch, tmp_path
         (("gpu", "H100", "9.0"), "bfloat16", "the tensor cores of H100 multiply bfloat16"),
         (("gpu", "Tesla T4", "7.5"), "float16", "Tesla T4 has tensor cores for float16 alone"),
         (("gpu", "P100", "6.0"), "bfloat16", "the default, although P100 has no tensor cores"),
+        (("rocm", "MI50", "gfx906"), "bfloat16", "although MI50 (gfx906) has no matrix units"),
         (("cpu", "cpu", ""), "bfloat16", "the default on a CPU"),
         (("METAL", "M3", ""), "bfloat16", "the default, although nothing is known"),
     ],

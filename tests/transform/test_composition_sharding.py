@@ -237,6 +237,30 @@ def test_parameters_gathered_by_a_constraint_are_16_bits(sharded):
     assert moved == [("f16", "64,64")] * len(weights)
 
 
+def reduced(compiled):
+    """The dtypes of the arrays that all-reduces and reduce-scatters of a program add."""
+    lines = re.findall(r"= (.*?) (?:all-reduce|reduce-scatter)\(", compiled.as_text())
+    return {
+        (dtype, shape) for line in lines for dtype, shape in re.findall(r"(\w+)\[([\d,]*)\]", line)
+    }
+
+
+@pytest.mark.parametrize("layout", ["data parallel", "FSDP", "tensor parallel"])
+def test_gradients_are_added_in_float32_and_activations_in_16_bits(layout, sharded):
+    """As in layers with ``dtype=``, for the sums of a tensor-parallel product."""
+    weights, x, rows = sharded
+    whole, columns = NamedSharding(rows.mesh, P()), NamedSharding(rows.mesh, P(None, "data"))
+    places = {"data parallel": [whole, whole], "FSDP": [rows, rows]}.get(layout, [columns, rows])
+    if layout == "tensor parallel":
+        x = jax.device_put(x, whole)
+    gradient = jax.jit(jax.grad(autocast(tower_loss, policy=FP16)), out_shardings=places)
+    found = reduced(gradient.lower(jax.device_put(weights, places), x).compile())
+    if layout == "tensor parallel":
+        assert {shape for dtype, shape in found if dtype == "f16"} == {"32,64"}
+    else:
+        assert {dtype for dtype, _ in found} == {"f32"}
+
+
 # --- shard_map: what its body reads in 16 bits alone goes in, and travels, in 16 bits
 
 

@@ -202,6 +202,3 @@ def test_a_shard_map():
     assert not OWN & names_in(final)
     found, expected = (jax.jit(jaxpr_as_fun(j))(w, X) for j in (final, closed))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=0.1), found, expected)
-
-
-W = {"w": np.eye(8, dtype=np.float32), "b": np.arange(1, 9, dtype=np.float32)}

@@ -44,7 +44,7 @@ def test_the_third_repeat_is_too_much_and_is_said_once():
     assert said(low, 3, W, X) == []
     (text,) = said(low, 5, W, X)
     assert "layer was called 4 times outside of jit with arguments of the same types" in text
-    assert "the repeats took 0.12 s. Write fn = jax.jit(autocast(layer)): that" in text
+    assert "the repeats took 0.12 s. Write fn = jax.jit(autocast(layer))." in text
     assert said(autocast(layer, policy=BF16), 5, W, X) == []  # the same wrapper
 
 

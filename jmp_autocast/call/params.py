@@ -1,12 +1,21 @@
-"""Which arguments of a program its products consume as weights."""
+"""Infers the arguments that hold parameters: by dataflow, not by name.
+
+Parameters have no vote in the choice of dtypes, so data that is taken for a parameter is rounded to
+16 bits. Therefore an argument holds parameters only if a product consumes one of its arrays as a
+weight. Biases and scales are in one argument with the weights.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
+
 from ..interpreters.after.provenance import entering, follow, leaving
 from ..interpreters.compat import AnyJaxpr, aval_of, body_of
+from ..interpreters.plan.data import Source
 from ..interpreters.primitives import reading
 from ..interpreters.primitives.held_contraction import held_jaxpr
 from ..interpreters.primitives.structure import bodies
@@ -16,11 +25,55 @@ LIKELY, SURE, ACTIVATION = 1, 2, 4
 _MOVES = DATA_MOVEMENT | {"concatenate", "stack"}
 
 
-class _Origin(NamedTuple):
-    """Where a value comes from.
+def is_module(x: Any) -> bool:
+    """Returns whether a value is a callable pytree, such as an Equinox model."""
+    return callable(x) and not jax.tree_util.all_leaves([x])
+
+
+def root_of(path: str) -> str:
+    """Returns the position, or the keyword, of the argument that a path begins with."""
+    return path.split("/", 1)[0]
+
+
+def with_weights(
+    paths: Sequence[str], known: Sequence[Source], traced: AnyJaxpr
+) -> Sequence[Source]:
+    """Returns the sources of a program's inputs, with the weights of its products as parameters.
 
     Args:
-        root: The one argument that it is computed from; None for several, or for none.
+        paths: The path of each input, which begins with its argument.
+        known: The source of each input: parameters for modules, else data.
+        traced: The closed jaxpr of the program.
+    """
+    roots = list(map(root_of, paths))
+    avals = [v.aval for v in body_of(traced).invars]
+    # A lone array is more often data than a parameter; a tree of arrays may be a model.
+    trees = {
+        root
+        for root, path, aval in zip(roots, paths, avals, strict=True)
+        if "/" in path and jnp.issubdtype(getattr(aval, "dtype", bool), jnp.floating)
+    }
+    modules = {root for root, s in zip(roots, known, strict=True) if s is Source.PARAM}
+    if not (trees := trees - modules):
+        return known
+    found = read_as_weights(traced, roots)
+    params: set[str] = set()
+    # If a module holds parameters, or a product surely has a weight, likely weights do not count.
+    for level in (SURE,) if modules else (SURE, LIKELY):
+        if not params:
+            weights = {root for root in trees if found.get(root, 0) & level}
+            # A batch is consumed as a weight, too: in the gradient of the layer that it enters.
+            params = {root for root in weights if not found[root] & ACTIVATION}
+            params = params or (set() if modules else weights)
+    sources = zip(roots, known, strict=True)
+    return [Source.PARAM if root in params else source for root, source in sources]
+
+
+class _Origin(NamedTuple):
+    """The origin of a value.
+
+    Args:
+        root: The only argument that it depends on; None for several, or for none.
         input: The position of the input that it is, moved or cast; None for a computed value.
     """
 
@@ -37,11 +90,11 @@ def read_as_weights(jaxpr: AnyJaxpr, roots: Sequence[str]) -> dict[str, int]:
     A product without a batch that multiplies a value of several arguments with one of a single
     argument, as a layer does, consumes a weight: `SURE`; so does a convolution with its kernel. If
     both are of a single argument, the second operand is the weight, as in ``x @ w``, or the matrix
-    where the other operand is a vector: `LIKELY`; and the other one is an `ACTIVATION`.
+    in a product with a vector: `LIKELY`; and the other one is an `ACTIVATION`.
 
     Args:
         jaxpr: The closed jaxpr of the program, as it was traced.
-        roots: The argument that each input lies in.
+        roots: The argument of each input.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -50,25 +103,25 @@ def read_as_weights(jaxpr: AnyJaxpr, roots: Sequence[str]) -> dict[str, int]:
         {'w': 1, 'x': 4, 'v': 2}
     """
     found: dict[str, int] = {}
-    _look(jaxpr, [_Origin(root, i) for i, root in enumerate(roots)], found)
+    _visit(jaxpr, [_Origin(root, i) for i, root in enumerate(roots)], found)
     return found
 
 
-def _look(jaxpr: AnyJaxpr, inputs: Sequence[_Origin], found: dict[str, int]) -> list[_Origin]:
+def _visit(jaxpr: AnyJaxpr, inputs: Sequence[_Origin], found: dict[str, int]) -> list[_Origin]:
     def step(_: int, eqn: Any, given: list[_Origin]) -> Sequence[_Origin]:
         name, held = eqn.primitive.name, bodies(eqn)
         if name in CONTRACTIONS:
-            _read(eqn, given, found)
+            _add_product(eqn, given, found)
         elif (product := held_jaxpr(eqn)) is not None:
-            _look(product, given[: len(body_of(product).invars)], found)
+            _visit(product, given[: len(body_of(product).invars)], found)
         results = [_joined(given)] * len(eqn.outvars)
         for body in held:
-            outputs = _look(body.jaxpr, entering(body, given, _MIXED), found)
+            outputs = _visit(body.jaxpr, entering(body, given, _MIXED), found)
             if len(held) == 1:
                 results = leaving(body, outputs, _MIXED, len(eqn.outvars))
         if name in _MOVES or reading.cast_dtype(eqn) is not None:
             moved = {origin for origin in given if origin != _CONSTANT}
-            # Indices and what is put in make a computed value of it.
+            # With indices or an update as further operands, the result is a computed value.
             if len(moved) == 1:
                 results = [moved.pop()] * len(results)
         return results
@@ -81,8 +134,8 @@ def _joined(given: Iterable[_Origin]) -> _Origin:
     return _Origin(roots.pop()) if len(roots) == 1 else _MIXED
 
 
-def _read(eqn: Any, given: Sequence[_Origin], found: dict[str, int]) -> None:
-    """Adds to what is known of the operands of a product."""
+def _add_product(eqn: Any, given: Sequence[_Origin], found: dict[str, int]) -> None:
+    """Adds the uses of the operands of a product to ``found``."""
     left, right = given[:2]
     ranks = [aval_of(v).ndim for v in eqn.invars[:2]]
     if eqn.primitive.name == "dot_general" and reading.dot_dimensions(eqn)[1][0]:
