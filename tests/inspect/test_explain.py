@@ -15,7 +15,7 @@ from jax import lax
 
 from jmp_autocast import BF16, FP16, CastPolicy, autocast, explain, full_precision
 from jmp_autocast.inspect.report.jaxprs import count_casts
-from jmp_autocast.inspect.report.page_rows import explanations
+from jmp_autocast.inspect.report.reasons import explanations
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.compat.registration import define_primitive
 from jmp_autocast.interpreters.plan.needs import ROWS
@@ -137,12 +137,6 @@ def test_the_dtypes_are_those_of_the_program_that_runs(name, level, dtype):
 def test_the_dtypes_are_those_of_random_programs(case):
     with jax_settings(case.program.x64):
         assert_rows_are_what_runs(case.cast, *case.args)
-
-
-def test_a_large_model_is_explained_without_its_weights():
-    sizes = {"w": jax.ShapeDtypeStruct((2**20, 2**20), jnp.float32)}  # 4 TiB
-    report = explain(lambda p, x: x @ p["w"], sizes, jax.ShapeDtypeStruct((1, 2**20), jnp.float32))
-    assert report.totals.flops == 2 * 2**40
 
 
 def test_loops_are_multiplied_by_their_length():
@@ -273,17 +267,6 @@ def test_primitives_without_a_rule_are_named():
         assert said in str(report)
 
 
-def test_the_flops_of_a_convolution():
-    images, kernel = (jax.ShapeDtypeStruct(s, "float32") for s in ((2, 8, 8, 3), (3, 3, 3, 5)))
-    numbers = ("NHWC", "HWIO", "NHWC")
-    convolve = lambda x, k: lax.conv_general_dilated(
-        x, k, (1, 1), "SAME", dimension_numbers=numbers
-    )
-    (conv,) = explain(convolve, images, kernel).rows
-    # Of the windows along a side the first and the last meet two elements, all others three.
-    assert conv.flops == 2 * (22 * 22) * (2 * 3 * 5)
-
-
 def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():
     loss = autocast(lambda params, x: jnp.sum(jnp.exp(x @ params["w"])), policy=BF16)
     rows = explain(jax.grad(loss), {"w": W}, X).rows
@@ -298,35 +281,16 @@ def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():
     assert "accumulate" not in {row.primitive for row in rows}
 
 
-def halves(w, x):
-    a = jax.nn.sigmoid(x @ w)
-    return jax.lax.associative_scan(jnp.multiply, a)
-
-
 # A program, the primitive that is asked, and how its cause ends: who has the need.
 NEEDED = {
     "ranked": (lambda w, x: jax.lax.top_k(jax.nn.sigmoid(x @ w), 2), "logistic", "top_k"),
     "compared": (lambda w, x: jnp.tanh(x @ w) > jnp.tanh(x @ w.T), "tanh", "gt"),
-    "sorted": (lambda w, x: jnp.argsort(2 * jax.nn.sigmoid(x @ w)), "logistic", "sort"),
     "from 1": (lambda w, x: (1 - jax.nn.sigmoid(x @ w)) @ w, "logistic", "sub"),
-    "factor": (lambda w, x: jnp.cumprod(jax.nn.sigmoid(x @ w), 0), "logistic", "cumprod"),
-    "snapped": (lambda w, x: jnp.floor(8 * (x @ w)) @ w, "mul", "floor"),
-    "expanded": (
-        lambda w, x: jnp.sum(x * x, 1)[:, None] - 2 * x @ w.T + jnp.sum(w * w, 1),
-        "dot_general",
-        "sub",
-    ),
     "decomposed": (
         lambda w, x: jnp.linalg.cholesky(jax.jit(lambda a: a.T @ a)(x) + jnp.eye(8)),
         "dot_general",
         "cholesky",
     ),
-    "chained": (
-        lambda w, x: jnp.linalg.cholesky(w @ (x.T @ x) @ w.T),
-        "dot_general",
-        "dot_general",
-    ),
-    "neighbours": (halves, "logistic", "mul"),
 }
 
 
@@ -340,22 +304,3 @@ def test_a_cause_names_who_has_the_need_and_its_line(kind):
     name, _, line = end.partition(", ")
     assert name == reader
     assert "test_explain.py:" in line
-
-
-WAVES = np.diff(np.eye(8, dtype=np.float32), axis=0)
-GUARDED = {
-    "cannot pay": (lambda w, x: x[:, :3] @ w[:3], BF16, "at most 4 elements are summed"),
-    "differences": (lambda w, x: WAVES @ (x @ w), BF16, "add up to 0"),
-    "positions": (lambda w, x: jnp.arange(64.0).reshape(8, 8) @ w, BF16, "integers up to 63"),
-    "a request": (lambda w, x: jnp.dot(x, w, precision="highest"), BF16, "precision="),
-    "a derivative": (lambda w, x: ((x @ w) / (x @ x)) @ w, FP16, "its derivative may leave"),
-    "range": (lambda w, x: jnp.where(x > 0, x @ w, -1e9) @ w, FP16, "has no float16 value"),
-    "far": (lambda w, x: (x @ w + 1000.0) @ w, BF16, "takes digits of what it meets"),
-}
-
-
-@pytest.mark.parametrize("kind", GUARDED)
-def test_a_cause_says_what_a_guard_sees(kind):
-    fn, policy, words = GUARDED[kind]
-    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    assert any(words in row.cause for row in explain(fn, x, x, policy=policy).rows)

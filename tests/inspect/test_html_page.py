@@ -13,7 +13,6 @@ from jax import lax
 
 from jmp_autocast import BF16, explain
 from jmp_autocast.inspect.page.page import page_text
-from jmp_autocast.inspect.report.page_rows import page_rows
 from tests.support.html_pages import read_page
 
 from .test_links import follow
@@ -38,15 +37,9 @@ def transformer(params, x):
         return jnp.mean(jnp.log(jax.nn.sigmoid(h @ params["w"])))
 
 
-def looped(params, x):
-    return lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: jnp.abs(c @ params["w"]) + 1, x)
-
-
 PROGRAMS = {
     "forward": (transformer, BF16),
     "gradient": (jax.grad(transformer), BF16),
-    "while": (looped, BF16),
-    "unmatched": (transformer, BF16.with_rules({"*": "float32"}, scope="*/nowhere")),
     "no equation": (lambda params, x: x, BF16),
 }
 
@@ -111,35 +104,6 @@ def test_a_reason_is_followed_to_its_cause(reports, name):
         index = int(causes[0].text.removeprefix("#")) if causes else None
     assert way == follow(rows, start)
     assert len(way) > 1
-
-
-def test_a_reason_is_explained_once(reports):
-    page = read_page(reports["forward"].to_html())
-    codes = [dt.text for dt in page.first("section", id="reasons").all("dt")]
-    assert codes == sorted({row.reason for row in reports["forward"].rows})
-    low = page.first("section", id="reasons").first("dd")
-    assert low.text
-    assert "full_precision()" in [code.text for code in page.all("code")]
-
-
-def test_filters_are_rules_of_the_style(reports):
-    rows = page_rows(reports["forward"].rows)
-    page = read_page(reports["forward"].to_html())
-    style = page.first("style").text
-    found = {}
-    for label in page.all("label"):
-        name = label.first("input").attributes["value"]
-        found[name] = int(label.first("small").text)
-        if name != "all":
-            hidden = f'#equations:has([value="{name}"]:checked) tr[id]:not(.{name})'
-            assert hidden in style
-            assert sum(name in tr.classes for tr in equations(page)) == found[name]
-    assert found["all"] == len(rows)
-    assert found["changed"] == sum(row["changed"] for row in rows) > 0
-    assert found["low"] == sum(row["kind"] == "low" for row in rows) > 0
-    assert found["LOWER_PRECISION"] > 0
-    (chosen,) = (i for i in page.all("input") if "checked" in i.attributes)
-    assert chosen.attributes["value"] == "all"
 
 
 def test_tables_stand_before_the_equations():

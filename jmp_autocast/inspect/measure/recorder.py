@@ -1,4 +1,4 @@
-"""What is measured of equations, and how measurements become readings of a jaxpr.
+"""Turns the measurements of equations into the readings of a jaxpr.
 
 XLA compiles one operation on a vector much faster than the same operation on a hundred scalars. So
 an equation contributes a few scalars when it runs, and the readings of all equations between two
@@ -11,7 +11,7 @@ import abc
 import functools
 import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ import numpy as np
 
 from ...interpreters.compat import JaxprEqn, Tracer
 from .devices import on_mesh_of, on_this_mesh
+
+Flags: TypeAlias = Callable[[], Any]
+"""Returns the flags of a value, the bits of an integer, once an equation needs them."""
 
 
 class EquationRun(NamedTuple):
@@ -28,7 +31,7 @@ class EquationRun(NamedTuple):
         eqn: The equation.
         operands: Its operands, per program.
         results: Its results, per program.
-        again: Runs the equation once more in one program: takes the program's number and operands.
+        again: Runs the equation once more, given the number of a program and operands.
     """
 
     eqn: JaxprEqn
@@ -38,28 +41,24 @@ class EquationRun(NamedTuple):
 
 
 class Probe(abc.ABC):
-    """What is measured of an equation, and how measurements of many equations become readings.
-
-    A reading is a pytree of arrays with one element per equation. The flags of a value are the bits
-    of an integer, such as "it holds a NaN".
-    """
+    """Measures equations. A reading is a pytree of arrays with one element per equation."""
 
     unread: Any
     """The reading of an equation that has not run, as scalars."""
 
     has_flags: bool = False
-    """Whether an equation is judged by flags of its operands."""
+    """Whether readings depend on flags of operands, such as "it holds a NaN"."""
 
     @abc.abstractmethod
     def measure(self, run: EquationRun) -> Any:
         """Returns a few numbers about one run of an equation, as a pytree."""
 
     def flags_of(self, array: Any) -> Any:
-        """Returns the flags of an array that no measured equation made."""
+        """Returns the flags of an array that is no result of a measured equation."""
         return 0
 
     def flags_made(self, measured: Any) -> Any:
-        """Returns the flags of the results of an equation, given what was measured of it."""
+        """Returns the flags of the results of an equation, given its measurements."""
         return 0
 
     @abc.abstractmethod
@@ -67,7 +66,7 @@ class Probe(abc.ABC):
         """Returns the readings of equations that have each run once.
 
         Args:
-            measured: What was measured, an element per equation.
+            measured: The measurements, an element per equation.
             held: The flags of their operands, an element per equation; None if there are none.
             ticks: The number of equations that ran before each.
         """
@@ -81,38 +80,23 @@ class Probe(abc.ABC):
         return jax.tree.map(lambda x: jnp.full(count, x), self.unread)
 
 
-class Flags:
-    """The flags of an array, computed where an equation reads it.
-
-    Args:
-        compute: Returns them.
-    """
-
-    def __init__(self, compute: Callable[[], Any]) -> None:
-        self._compute = compute
-
-    @functools.cached_property
-    def bits(self) -> Any:
-        """The flags, as the bits of an integer."""
-        return self._compute()
-
-
 def flags_of(probe: Probe, array: Any) -> frozenset[Flags]:
-    """Returns the flags of an array that no measured equation made."""
+    """Returns the flags of an array that is no result of a measured equation."""
 
-    def compute() -> Any:
+    @functools.cache
+    def flags() -> Any:
         with on_mesh_of(array):
             bits = probe.flags_of(array)
         return on_this_mesh(bits)
 
-    return frozenset((Flags(compute),))
+    return frozenset((flags,))
 
 
 class Recorder:
     """The readings of a jaxpr so far, in the order of its measured equations.
 
     Args:
-        probe: What is measured.
+        probe: The probe.
         tick: The number of measured equations that ran before.
     """
 
@@ -132,26 +116,26 @@ class Recorder:
     def add(self, run: EquationRun, read: Iterable[Flags]) -> frozenset[Flags]:
         """Measures an equation, and returns the flags of its results, given those of operands."""
         measured = self._probe.measure(run)
-        if not _traced(measured):
+        if not _is_traced(measured):
             measured = jax.device_get(measured)
         self._measured.append(measured)
         if not self._probe.has_flags:
             return frozenset()
-        self._held.append(
-            functools.reduce(operator.or_, (on_this_mesh(f.bits) for f in read), np.uint8(0))
-        )
-        return frozenset((Flags(lambda: self._probe.flags_made(on_this_mesh(measured))),))
+        held = (on_this_mesh(flags()) for flags in read)
+        self._held.append(functools.reduce(operator.or_, held, np.uint8(0)))
+        made = functools.cache(lambda: self._probe.flags_made(on_this_mesh(measured)))
+        return frozenset((made,))
 
     def take(self, readings: Any, tick: Any) -> None:
-        """Takes over the readings of what is inside an equation, and how many ran up to there."""
+        """Appends the readings of the bodies of an equation, with the tick after them."""
         self._readings.append(readings)
         self.tick = tick
 
     def settle(self) -> None:
-        """Makes readings of what was measured: where a loop or a branch begins, and at the end."""
+        """Turns measurements into readings: before a loop or a branch, and at the end."""
         measured, held = self._measured, self._held
         self._measured, self._held = [], []
-        # What was counted on another mesh goes on here.
+        # A tick of another mesh goes on here.
         self.tick = on_this_mesh(self.tick)
         count = len(measured)
         if not count:
@@ -165,13 +149,13 @@ class Recorder:
 
 
 def _stacked(measured: Sequence[Any]) -> Any:
-    """Returns what was measured of each equation as arrays with an element per equation."""
-    # XLA would compile a program with an argument for each of the numbers that are known.
-    numpy = jnp if _traced(measured) else np
+    """Returns measurements as arrays with an element per equation."""
+    # For known numbers XLA would compile a program with an argument for each.
+    numpy = jnp if _is_traced(measured) else np
     return jax.tree.map(lambda *xs: numpy.stack(xs), *on_this_mesh(measured))
 
 
-def _traced(tree: Any) -> bool:
+def _is_traced(tree: Any) -> bool:
     return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
 
 
