@@ -18,8 +18,7 @@ from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.reasons import explanations
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.compat.registration import define_primitive
-from jmp_autocast.interpreters.plan.needs import ROWS
-from jmp_autocast.interpreters.plan.reasons import READ_BY, ReasonCode
+from jmp_autocast.interpreters.plan.reasons import ReasonCode
 from jmp_autocast.interpreters.primitives.held_contraction import contraction_in
 from jmp_autocast.interpreters.primitives.structure import bodies
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL
@@ -279,28 +278,3 @@ def test_a_matmul_that_returns_its_accumulator_counts_as_what_it_returns():
         ("float32",): (low, 1024, 2 * (64 + 64) + 4 * 64),
     }
     assert "accumulate" not in {row.primitive for row in rows}
-
-
-# A program, the primitive that is asked, and how its cause ends: who has the need.
-NEEDED = {
-    "ranked": (lambda w, x: jax.lax.top_k(jax.nn.sigmoid(x @ w), 2), "logistic", "top_k"),
-    "compared": (lambda w, x: jnp.tanh(x @ w) > jnp.tanh(x @ w.T), "tanh", "gt"),
-    "from 1": (lambda w, x: (1 - jax.nn.sigmoid(x @ w)) @ w, "logistic", "sub"),
-    "decomposed": (
-        lambda w, x: jnp.linalg.cholesky(jax.jit(lambda a: a.T @ a)(x) + jnp.eye(8)),
-        "dot_general",
-        "cholesky",
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", NEEDED)
-def test_a_cause_names_who_has_the_need_and_its_line(kind):
-    fn, asked, reader = NEEDED[kind]
-    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
-    row = next(r for r in explain(fn, x, x, policy=BF16).rows if r.primitive == asked)
-    need, _, end = row.cause.rpartition(": ")
-    assert need in {READ_BY + row.reader for row in ROWS}
-    name, _, line = end.partition(", ")
-    assert name == reader
-    assert "test_explain.py:" in line

@@ -197,24 +197,15 @@ def parse(text: str) -> Module:
         else:
             unread.append(line.strip())
     if not entry:
-        raise UnreadableError(_no_module(text))
+        raise UnreadableError(
+            "The text has no ENTRY computation, so it is no HLO module; it starts "
+            f"{' '.join(text.split())[:60]!r}. Pass the function, its Lowered (StableHLO is the "
+            "input of the compiler, and not its output), the result of compiled.as_text(), or "
+            "path.read_text() of a file of an XLA dump (XLA_FLAGS=--xla_dump_to=DIR) whose name "
+            "ends in after_optimizations.txt."
+        )
     name = re.match(r"HloModule ([^\s,]+)", text.lstrip())
     return Module(name[1] if name else "", computations, entry, tuple(unread), "\n".join(header))
-
-
-def _no_module(text: str) -> str:
-    start = " ".join(text.split())[:60]
-    if "stablehlo." in text or text.lstrip().startswith("module @"):
-        return (
-            "The text is StableHLO, the input of the compiler, and not its output. Pass the "
-            "Lowered itself, or lowered.compile().as_text()."
-        )
-    return (
-        f"The text has no ENTRY computation, so it is no HLO module; it starts {start!r}. Pass "
-        "the result of compiled.as_text(), or the text of a file of an XLA dump "
-        "(XLA_FLAGS=--xla_dump_to=DIR) whose name ends in after_optimizations.txt: of a path, "
-        "path.read_text()."
-    )
 
 
 def _whole_lines(lines: Sequence[str]) -> Iterator[str]:

@@ -17,7 +17,6 @@ from .runs import Run, inside_fusions
 _LIBRARY = re.compile(r"__(cublas|onednn)\$(?:\w+\$)*\w+$|__(cudnn)\$conv\w*$")
 # Fusions with a kernel of their own: "__ynn_fusion", "__triton_gemm", "__cudnn$fusion".
 _FUSED = re.compile(r'"kind":"__([a-z]+)')
-_FILTER = re.compile(r'"output_feature_dim":"(\d+)","shape":\[(.*?)\]')
 _OPCODES = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
 
 
@@ -93,8 +92,8 @@ def flops_of(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) ->
     """Returns the FLOPs of one run of a product, None if the text lacks its dimensions."""
     if instruction.opcode == "convolution":
         return _convolution_flops(instruction, lhs, rhs, result)
-    if instruction.target.startswith("__onednn"):
-        return _onednn_flops(instruction, lhs, rhs, result)
+    if instruction.target == "__onednn$matmul":
+        return 2 * result.elements * lhs.dims[-1]
     # The configuration of cuBLAS holds the dimensions of the dot.
     dims = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
     text = dims[1] if dims else instruction.attribute("lhs_contracting_dims")
@@ -162,15 +161,3 @@ def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape
         kernel, output = rhs, result
     features = output.dims[output_labels.index("f")]
     return 2 * output.elements * kernel.elements // max(features, 1)
-
-
-def _onednn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
-    if instruction.target.endswith("matmul"):
-        # Batches, then rows and columns, in either order in an operand.
-        batches = math.prod(result.dims[:-2])
-        squared = lhs.elements * rhs.elements // max(result.elements * batches, 1)
-        return 2 * result.elements * math.isqrt(squared)
-    if (found := _FILTER.search(instruction.attributes)) is None:
-        return None
-    lengths = _numbers(found[2])
-    return 2 * result.elements * math.prod(lengths) // lengths[int(found[1])]

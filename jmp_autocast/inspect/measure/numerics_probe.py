@@ -13,8 +13,8 @@ from jax import lax
 
 from ...interpreters.compat import Tracer, is_ref
 from .devices import readable
+from .evaluator import EquationRun, Probe
 from .measured import as_real, is_measurable
-from .recorder import EquationRun, Probe
 
 # Rounding to float16: 65520 and above become infinite, 2**-25 and below become 0. The largest
 # float16 is 65504 with 65520 half a step above it; the smallest is 2**-24. Ties go to even.
@@ -119,7 +119,7 @@ class NumericsProbe(Probe):
         # NumPy reduces its own arrays, without a compilation.
         numpy = jnp if isinstance(array, jax.Array) else np
         array = readable(array) if isinstance(array, jax.Array) else array
-        # One reduction, which propagates a NaN. A NaN excuses infinities, too, so these may be lost.
+        # One reduction, which propagates a NaN. A NaN excuses infinities: these may be lost.
         largest = numpy.max(numpy.abs(array), initial=0)
         return _flags(numpy.isnan(largest), numpy.isinf(largest))
 

@@ -14,13 +14,15 @@ from ...interpreters.after.walk import Visit, walk_plan
 from ...interpreters.compat import body_of, source_line
 from ...interpreters.plan.data import Plan, Want
 from ...interpreters.plan.float_dtypes import float_dtype
-from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.needs import ROWS
+from ...interpreters.plan.reasons import READ_BY, ReasonCode
 from ...interpreters.plan.value_facts import input_states
 from ...interpreters.primitives.structure import equations_in
 from ...policies import COMPUTE_DTYPES, FLOAT32, Policy
 from ..measure.measured import user_names
-from .provenance import NEEDS
 from .reasons import explanations
+
+_NEEDS = {READ_BY + row.reader: row for row in ROWS if row.reader}
 
 # These reasons raise an equation for its own sake. All others follow an operand or a consumer.
 _RAISES = frozenset(
@@ -111,7 +113,7 @@ def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, s
         del lines[visit.depth :]
         lines.append(source_line(visit.eqn) or (lines[-1] if lines else ""))
         eqn, plan = visit.eqn, visit.plan
-        if plan.reason.code not in _RAISES and plan.reason.cause not in NEEDS:
+        if plan.reason.code not in _RAISES and plan.reason.cause not in _NEEDS:
             continue
         results = [state.dtype for state in plan.results]
         ends = zip((*eqn.invars, *eqn.outvars), (*plan.reads, *results), strict=True)
@@ -125,7 +127,7 @@ def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, s
 def _sentence(visit: Visit) -> str:
     """Returns the planner's reason in one sentence."""
     reason = visit.plan.reason
-    if (need := NEEDS.get(reason.cause)) is not None:
+    if (need := _NEEDS.get(reason.cause)) is not None:
         return f"It is {reason.cause}: {need.why}."
     if reason.code is ReasonCode.LITERAL:
         return f"{reason.cause}."

@@ -15,11 +15,9 @@ from typing import Any
 
 from ...interpreters import ReasonCode
 from ...interpreters.after.walk import Origin, Visit
-from ...interpreters.compat import JaxprEqn, Literal, source_line
-from ...interpreters.plan.needs import ROWS, Need
+from ...interpreters.compat import JaxprEqn
 from ...interpreters.plan.reasons import READ_BY
 from ...interpreters.primitives.structure import bodies
-from ...interpreters.primitives.traits import having
 
 # These reasons are about consumers of the result. All others are about operands.
 _ABOUT_CONSUMERS = frozenset(
@@ -61,44 +59,6 @@ def causes_of(visits: Sequence[Visit]) -> list[tuple[int, ...]]:
         # A value without an explained consumer is an output, maybe moved.
         ends = stuck and not ends
     return causes
-
-
-_MOVES = having("moves")
-NEEDS = {READ_BY + row.reader: row for row in ROWS if row.reader}
-
-
-def consumers_in_words(visits: Sequence[Visit]) -> dict[int, str]:
-    """Returns the equation with the need behind each reason that has one, and its line.
-
-    It is the first that the value reaches through equations that pass the need on.
-    """
-    needed = {v.index: row for v in visits if (row := NEEDS.get(v.plan.reason.cause))}
-    if not needed:
-        return {}
-    users: list[list[int]] = [[] for _ in visits]
-    for visit in visits:
-        for origin in itertools.chain(visit.origins, *visit.returned):
-            if isinstance(origin, int):
-                users[origin].append(visit.index)
-    found, around = {}, _around(visits)
-    for start, row in needed.items():
-        seen, waiting = {start}, list(users[start])
-        while waiting:
-            eqn = visits[at := waiting.pop(0)].eqn
-            name = eqn.primitive.name
-            # A scale or shift by a number passes the need on.
-            scales = name in row.through and any(isinstance(v, Literal) for v in eqn.invars)
-            subtracts = row.need & Need.NEAR_1 and name == "sub"
-            if at > start and name in row.primitives and (subtracts or not scales):
-                # Equations inside JAX's own functions may have no line, unlike their call.
-                eqns = (visits[k].eqn for k in (at, *reversed(around[at])))
-                lines = filter(None, map(source_line, eqns))
-                found[start] = f"{name}, {next(lines, '')}"
-                break
-            if at not in seen and (name in row.through | _MOVES or visits[at].plan.inner):
-                seen.add(at)
-                waiting += users[at]
-    return found
 
 
 def _is_requested(visit: Visit) -> bool:

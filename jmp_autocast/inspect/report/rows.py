@@ -16,7 +16,7 @@ from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy
 from .jaxprs import flops_of, nbytes_of
-from .provenance import causes_of, consumers_in_words
+from .provenance import causes_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -103,8 +103,8 @@ def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
         visits: The visits of `walk_plan`, with the paths of the inputs in the arguments as origins.
         policy: The policy of the plan.
     """
-    pairs, words = zip(visits, causes_of(visits), strict=True), consumers_in_words(visits)
-    return [_row(visit, causes, words.get(visit.index, ""), policy) for visit, causes in pairs]
+    pairs = zip(visits, causes_of(visits), strict=True)
+    return [_row(visit, causes, policy) for visit, causes in pairs]
 
 
 def note_on_sizes(rows: Iterable[Row]) -> str:
@@ -114,7 +114,7 @@ def note_on_sizes(rows: Iterable[Row]) -> str:
     return f"symbolic lengths count as {ASSUMED_LENGTH}" if symbolic else ""
 
 
-def _row(visit: Visit, causes: tuple[int, ...], consumer: str, policy: Policy) -> Row:
+def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
     eqn, plan, times = visit.eqn, visit.plan, visit.times
     # In a program rewritten by autocast, a contraction that returns its accumulator has the sources
     # of its operands as further operands.
@@ -140,7 +140,7 @@ def _row(visit: Visit, causes: tuple[int, ...], consumer: str, policy: Policy) -
         results=tuple(results),
         rule=_rule_name(policy, eqn, visit.scope),
         reason=plan.reason.code.value,
-        cause=": ".join(filter(None, (plan.reason.cause, consumer))),
+        cause=plan.reason.cause,
         operand_rows=tuple(x if isinstance(x, int) else None for x in origins),
         operand_inputs=tuple(x if isinstance(x, str) else "" for x in origins),
         operand_sources=tuple(
