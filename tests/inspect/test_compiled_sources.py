@@ -28,11 +28,6 @@ def test_all_that_is_taken_gives_one_report():
     assert (text.products, text.kernels, text.temporary) == (first.products, first.kernels, None)
 
 
-def test_options_of_the_compiler_are_those_of_jit():
-    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
-        explain_compiled(jnp.sin, X, compiler_options={"no_such_option": True})
-
-
 def test_the_compiler_is_known_by_its_text():
     kept = {path.stem: platform_of(path.read_text("utf-8")) for path in TEXTS.glob("*.txt")}
     assert len(kept) == 5

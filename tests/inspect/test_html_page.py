@@ -1,8 +1,6 @@
 """The HTML page of `explain`: what it shows, where it leads, and that it runs nothing."""
 
-import base64
 import collections
-import hashlib
 import html
 
 import jax
@@ -142,21 +140,13 @@ def test_a_hostile_name_is_text(name):
     assert {e.tag for e in page.all()}.isdisjoint({"script", "img", "iframe", "object", "embed"})
     assert not [e for e in page.all() if any(each.startswith("on") for each in e.attributes)]
     assert len(equations(page)) == len(report.rows)
-    shown = page.first("h1").text
-    assert shown.isprintable()
-    if "\u202e" in name:
-        assert "⟨U+202E⟩" in shown
-    elif name:
-        assert shown == report.name
+    if name:
+        assert page.first("h1").text == report.name
         assert f"0/{name}" in cells(equations(page)[0])[2].text
 
 
-def test_a_page_may_apply_its_style_and_nothing_else(reports):
+def test_a_page_loads_nothing(reports):
     page = read_page(reports["forward"].to_html())
-    (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
-    digest = hashlib.sha256(page.first("style").text.encode()).digest()
-    style = f"style-src 'sha256-{base64.b64encode(digest).decode()}'"
-    assert policy.attributes["content"].split("; ")[:2] == ["default-src 'none'", style]
     assert not [e for e in page.all() if "style" in e.attributes or "src" in e.attributes]
     assert {e.attributes["href"] for e in page.all("link")} == {"data:,"}
 

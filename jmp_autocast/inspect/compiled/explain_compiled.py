@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -34,7 +34,6 @@ def explain_compiled(
     program: Program,
     *args: Any,
     against: Program | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> CompiledReport:
     """Reports the products of an XLA executable by dtype, its casts and copies, and its cycles.
@@ -45,11 +44,11 @@ def explain_compiled(
 
     Args:
         program: A function, in `jax.jit` or not; the result of ``jax.jit(fn).lower(...)``, compiled
-            or not; or the text of a compiled module, as in a file of an XLA dump.
+            (with options, if you like) or not; or the text of a compiled module, as in a file of an
+            XLA dump.
         *args: The positional arguments of the function, as arrays or ``jax.ShapeDtypeStruct``.
         against: Another program, to be shown beside it: by hand or in float32. A function takes the
             same arguments.
-        compiler_options: Options of `jax.jit`.
         **kwargs: The keyword arguments of the function.
 
     Returns:
@@ -70,13 +69,12 @@ def explain_compiled(
         >>> [(p.scope, p.operands, p.flops) for p in report.products]
         [('head', ('float32', 'float32'), 1024)]
     """
-    report = _report(_compiled(program, args, kwargs, compiler_options, "explain_compiled"))
+    report = _report(_compiled(program, args, kwargs, "explain_compiled"))
     if against is None:
         return report
     if isinstance(against, _COMPILED):
         args, kwargs = (), {}
-    by = "explain_compiled(against=)"
-    other = _report(_compiled(against, args, kwargs, compiler_options, by))
+    other = _report(_compiled(against, args, kwargs, "explain_compiled(against=)"))
     return dataclasses.replace(report, against=other)
 
 
@@ -88,15 +86,8 @@ class _Compiled(NamedTuple):
     temporary: int | None
 
 
-def _compiled(
-    program: Any,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    options: Mapping[str, Any] | None,
-    by: str,
-) -> _Compiled:
+def _compiled(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: str) -> _Compiled:
     """Compiles a program for the argument ``by``, unless it is compiled already."""
-    options = dict(options) if options else None
     if isinstance(program, _COMPILED):
         if args or kwargs:
             takes = f"{by} takes arguments for a function alone"
@@ -105,7 +96,7 @@ def _compiled(
         if isinstance(program, str):
             return _Compiled(program, platform_of(program), None)
         if isinstance(program, jax.stages.Lowered):
-            program = program.compile(options)
+            program = program.compile()
         return _of_executable(program)
     fix = (
         "Pass the function itself, then its arguments; or a Lowered, a Compiled, or the text of a "
@@ -113,7 +104,7 @@ def _compiled(
     )
     check_function(program, by, fix)
     jitted: Any = program if hasattr(program, "lower") else jax.jit(program)
-    return _of_executable(jitted.lower(*args, **kwargs).compile(options))
+    return _of_executable(jitted.lower(*args, **kwargs).compile())
 
 
 def _of_executable(compiled: jax.stages.Compiled) -> _Compiled:

@@ -5,9 +5,7 @@ Texts of the program (scopes, names, source lines) are escaped.
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import html
 import itertools
 import re
@@ -20,14 +18,6 @@ from ..export import scaled
 from ..report.reasons import explanations
 from ..report.rows import SHORT, Row
 from ..report.totals import dtype_of, is_float
-
-# The page may apply the style that is in it, by hash, and nothing else.
-_POLICY = "default-src 'none'; style-src '{style}'; img-src data:; base-uri 'none'"
-
-# Invisible characters, and those that reverse the text after them.
-_UNSEEN = re.compile(
-    "[\0-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
 
 Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
 """A title, the titles of the columns, and the rows; numbers are right-aligned."""
@@ -49,13 +39,10 @@ def page_text(
         rows: The equations, in program order.
         tables: The tables before the equations; one without rows is left out.
     """
-    style = _file("page.css")
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     parts = {
-        "policy": html.escape(_POLICY.format(style=f"sha256-{digest}")),
         "name": _shown(name),
         "summary": _shown(summary),
-        "style": style,
+        "style": _file("page.css"),
         "facts": "\n".join(f"<dt>{_shown(k)}</dt><dd>{_shown(text)}</dd>" for k, text in facts),
         "tables": "\n".join(_table(*each) for each in tables if each[2]),
         "equations": "\n".join(_equations(rows)),
@@ -71,8 +58,8 @@ def _file(name: str) -> str:
 
 
 def _shown(text: object) -> str:
-    """Returns a text as HTML; invisible characters are replaced by their numbers."""
-    return html.escape(_UNSEEN.sub(lambda c: f"\u27e8U+{ord(c[0]):04X}\u27e9", str(text)))
+    """Returns a text as HTML; surrogates, which no encoding has, are replaced."""
+    return html.escape(str(text).encode("utf-8", "replace").decode())
 
 
 def _link(index: int) -> str:
