@@ -6,7 +6,7 @@ import collections
 import dataclasses
 import re
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import jax
 
@@ -69,21 +69,17 @@ def explain_compiled(
         >>> [(p.scope, p.operands, p.flops) for p in report.products]
         [('head', ('float32', 'float32'), 1024)]
     """
-    report = _report(_compiled(program, args, kwargs, "explain_compiled"))
+    report = _report(*_compiled(program, args, kwargs, "explain_compiled"))
     if against is None:
         return report
     if isinstance(against, _COMPILED):
         args, kwargs = (), {}
-    other = _report(_compiled(against, args, kwargs, "explain_compiled(against=)"))
+    other = _report(*_compiled(against, args, kwargs, "explain_compiled(against=)"))
     return dataclasses.replace(report, against=other)
 
 
-class _Compiled(NamedTuple):
-    """The text of a module, its platform or ``""``, and the bytes of XLA's temporary buffers."""
-
-    text: str
-    platform: str
-    temporary: int | None
+_Compiled: TypeAlias = tuple[str, str, int | None]
+"""The text of a module, its platform or ``""``, and the bytes of XLA's temporary buffers."""
 
 
 def _compiled(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: str) -> _Compiled:
@@ -94,7 +90,7 @@ def _compiled(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: s
             fix = "It is lowered or compiled already: leave them out, or pass the function."
             raise wrong_type(takes, program, fix)
         if isinstance(program, str):
-            return _Compiled(program, platform_of(program), None)
+            return program, platform_of(program), None
         if isinstance(program, jax.stages.Lowered):
             program = program.compile()
         return _of_executable(program)
@@ -123,7 +119,7 @@ def _of_executable(compiled: jax.stages.Compiled) -> _Compiled:
     platform = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
     memory: Any = compiled.memory_analysis()
     temporary = None if memory is None else memory.temp_size_in_bytes
-    return _Compiled(text, platform or platform_of(text), temporary)
+    return text, platform or platform_of(text), temporary
 
 
 def platform_of(text: str) -> str:
@@ -131,8 +127,8 @@ def platform_of(text: str) -> str:
     return next((name for name, mark in _PLATFORMS if mark.search(text)), "")
 
 
-def _report(compiled: _Compiled) -> CompiledReport:
-    module = parse(compiled.text)
+def _report(text: str, platform: str, temporary: int | None) -> CompiledReport:
+    module = parse(text)
     # Of a conditional the branch with the most cycles counts, or with the most bytes of results.
     found = list(runs(module, lambda run: cycles_of(run) or run.times * run.instruction.nbytes))
     kernels = [run for run in found if run.is_kernel]
@@ -144,13 +140,13 @@ def _report(compiled: _Compiled) -> CompiledReport:
             collectives[f"{name} {dtype}"] += run.times
     return CompiledReport(
         name=module.name,
-        platform=compiled.platform,
-        products=tuple(x for run in kernels for x in products(run, module, compiled.platform)),
+        platform=platform,
+        products=tuple(x for run in kernels for x in products(run, module, platform)),
         kernels=tuple(kernel_of(run, module) for run in kernels),
         collectives=dict(collectives),
         calls=tuple(name for run in kernels for name in _opaque_calls(run, module)),
         loops_of_unknown_length=sum(run.is_loop and run.steps is None for run in found),
-        temporary=compiled.temporary,
+        temporary=temporary,
         unread=module.unread,
     )
 

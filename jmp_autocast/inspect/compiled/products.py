@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
@@ -133,19 +134,18 @@ def _convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result:
     return 2 * positions * batch * features * rhs.dims[rhs_labels.index("i")]
 
 
-def _window(attributes: str, rank: int) -> list[tuple[int, int, int, int]]:
+def _window(attributes: str, rank: int) -> list[tuple[int, ...]]:
     """Returns stride, low padding, dilation of the input and of the kernel for each dimension."""
     found = re.search(r"window=\{([^}]*)\}", attributes)
     fields = dict(field.split("=") for field in found[1].split()) if found else {}
 
     def per_dimension(name: str, default: str) -> list[str]:
-        return fields[name].split("x") if name in fields else [default] * rank
+        values = fields[name].split("x") if name in fields else [default] * rank
+        return [value.split("_")[0] for value in values]
 
-    strides = map(int, per_dimension("stride", "1"))
-    pads = (int(pad.split("_")[0]) for pad in per_dimension("pad", "0_0"))
-    lhs_dilations = map(int, per_dimension("lhs_dilate", "1"))
-    rhs_dilations = map(int, per_dimension("rhs_dilate", "1"))
-    return list(zip(strides, pads, lhs_dilations, rhs_dilations, strict=True))
+    defaults = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
+    each = itertools.starmap(per_dimension, defaults.items())
+    return [tuple(map(int, dim)) for dim in zip(*each, strict=True)]
 
 
 def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:

@@ -19,8 +19,7 @@ from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import Body, bodies
 from ...interpreters.primitives.traits import BACKWARD, having
 from ...policies import CALLS
-from ..measure import measured
-from ..measure.measured import OUTSIDE, Around, is_differentiable
+from ..measure.measured import OUTSIDE, Around, described, is_differentiable, measured_equations
 
 _SAME_VALUES = having("same")
 # JAX does not differentiate a `while` backward.
@@ -51,10 +50,7 @@ body, for an equation that is entered."""
 
 
 def sites_of(
-    jaxpr: AnyJaxpr,
-    live: Sequence[bool],
-    wanted: Callable[[Site], bool],
-    around: Around = OUTSIDE,
+    jaxpr: AnyJaxpr, live: Sequence[bool], wanted: Callable[[Site], bool], outer: Around = OUTSIDE
 ) -> tuple[Tree, list[bool]]:
     """Returns the wanted sites of a jaxpr, and which outputs are differentiable.
 
@@ -62,62 +58,48 @@ def sites_of(
         jaxpr: The jaxpr.
         live: Which inputs are differentiable.
         wanted: Whether a site is wanted.
-        around: The scopes and loops around the jaxpr.
+        outer: The scopes and loops around the jaxpr.
     """
     tree: Tree = {}
 
     def step(i: int, eqn: JaxprEqn, reads: list[bool]) -> list[bool]:
-        if not any(reads):
-            return [False] * len(eqn.outvars)
-        live, found = _sites_in(eqn, reads, wanted, around.at(eqn))
-        if found:
-            tree[i] = found
-        return live
+        results = [is_differentiable(v.aval) for v in eqn.outvars]
+        name, around = eqn.primitive.name, outer.at(eqn)
+        if name in _FLAT or not any(reads):
+            return [False] * len(results)
+        if name in _ENTERED:
+            inner = [in_body(eqn, body, reads, around) for body in bodies(eqn)]
+            found = {
+                result
+                for body, (_, outputs) in zip(bodies(eqn), inner, strict=True)
+                for result, is_live in zip(body.results, outputs, strict=True)
+                if is_live
+            }
+            trees = [tree for tree, _ in inner]
+            if any(trees):
+                tree[i] = trees
+            return [k in found for k in range(len(results))]
+        if name not in _SAME_VALUES and not eqn.effects and any(results):
+            pairs = ((body.jaxpr, around.within(eqn, body)) for body in bodies(eqn))
+            inside = itertools.chain.from_iterable(itertools.starmap(measured_equations, pairs))
+            equations = (described(eqn, eqn.outvars, around), *inside)
+            operations = frozenset((each.scope, each.primitive) for each in equations)
+            if wanted(site := Site(operations, around.loops)):
+                tree[i] = site
+        return results
+
+    def in_body(
+        eqn: JaxprEqn, body: Body, reads: list[bool], around: Around
+    ) -> tuple[Tree, list[bool]]:
+        live = [reads[k] for k in body.operands]
+        while True:
+            tree, outputs = sites_of(body.jaxpr, live, wanted, around.within(eqn, body))
+            # An iteration's carries are operands of the next one.
+            late = [i for i, k in body.carries if outputs[k] and not live[i]]
+            if not late:
+                return tree, outputs
+            for i in late:
+                live[i] = True
 
     consts = [is_differentiable(v.aval) for v in body_of(jaxpr).constvars]
     return tree, evaluate(jaxpr, consts, live, lambda _: False, step, lambda _: nullcontext())
-
-
-def _sites_in(
-    eqn: JaxprEqn, reads: Sequence[bool], wanted: Callable[[Site], bool], around: Around
-) -> tuple[list[bool], Any]:
-    """Returns which results are differentiable, and the site, the trees of bodies or None."""
-    name = eqn.primitive.name
-    floats = [is_differentiable(v.aval) for v in eqn.outvars]
-    if name in _FLAT:
-        return [False] * len(floats), None
-    if name in _ENTERED:
-        inner = [_in_body(eqn, body, reads, wanted, around) for body in bodies(eqn)]
-        live = {
-            result
-            for body, (_, outputs) in zip(bodies(eqn), inner, strict=True)
-            for result, is_live in zip(body.results, outputs, strict=True)
-            if is_live
-        }
-        trees = [tree for tree, _ in inner]
-        return [k in live for k in range(len(floats))], trees if any(trees) else None
-    if name in _SAME_VALUES or eqn.effects or not any(floats):
-        return floats, None
-    inside = (measured.measured_equations(b.jaxpr, around.within(eqn, b)) for b in bodies(eqn))
-    own = measured.described(eqn, eqn.outvars, around)
-    found = (own, *itertools.chain.from_iterable(inside))
-    site = Site(frozenset((each.scope, each.primitive) for each in found), around.loops)
-    return floats, site if wanted(site) else None
-
-
-def _in_body(
-    eqn: JaxprEqn,
-    body: Body,
-    reads: Sequence[bool],
-    wanted: Callable[[Site], bool],
-    around: Around,
-) -> tuple[Tree, list[bool]]:
-    live = [reads[k] for k in body.operands]
-    while True:
-        tree, outputs = sites_of(body.jaxpr, live, wanted, around.within(eqn, body))
-        # An iteration's carries are operands of the next one.
-        late = [i for i, k in body.carries if outputs[k] and not live[i]]
-        if not late:
-            return tree, outputs
-        for i in late:
-            live[i] = True

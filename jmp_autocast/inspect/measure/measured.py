@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from ...interpreters import compat
-from ...interpreters.compat import AnyJaxpr, JaxprEqn
+from ...interpreters.compat import AnyJaxpr, JaxprEqn, name_stack
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import Body, bodies, is_call
 from ...interpreters.primitives.traits import having
@@ -76,7 +76,7 @@ class Around:
             self,
             names=(*self.names, *user_scopes(eqn)),
             # JAX marks the name stack of a transposed call, and not those of the equations inside.
-            backward=self.backward or "transpose(" in compat.name_stack(eqn),
+            backward=self.backward or "transpose(" in name_stack(eqn),
             # Equations inside JAX's own functions, such as `jnp.var`, have no line of the user.
             source=compat.source_line(eqn) or self.source,
         )

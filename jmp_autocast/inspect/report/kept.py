@@ -15,7 +15,7 @@ import jax.numpy as jnp
 
 from ...interpreters import compat
 from ...interpreters.after.provenance import entering, follow, leaving
-from ...interpreters.compat import AnyJaxpr, JaxprEqn, Literal
+from ...interpreters.compat import AnyJaxpr, JaxprEqn, Literal, name_stack
 from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies, equations_in
@@ -146,7 +146,7 @@ def kept_bytes(
 
 def is_gradient(jaxpr: AnyJaxpr) -> bool:
     """True for a program with a backward pass, whose residuals are inside it."""
-    return any("transpose(" in compat.name_stack(eqn) for eqn, _ in equations_in(jaxpr))
+    return any("transpose(" in name_stack(eqn) for eqn, _ in equations_in(jaxpr))
 
 
 def _dtype(v: Any) -> str:
