@@ -1,4 +1,4 @@
-"""The calls that tools make, of their arguments or of each batch, and their ``argnums``."""
+"""The calls that tools run, on their own arguments or on batches, and ``argnums``."""
 
 from __future__ import annotations
 
@@ -8,23 +8,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..autocast import opened
-from ..call.arguments import Call, flatten, is_array
-from ..interpreters.compat import ClosedJaxpr, aval_of, body_of, fresh_make_jaxpr, mark_frames
+from ..call.arguments import is_array
 from ..policies.errors import shown, wrong_type
-
-mark_frames(__file__)
 
 _FIX = "Write batches=[(params, x1), (params, x2)], with a tuple of arguments for each call."
 
 
 def calls_of(by: str, args: tuple[Any, ...], batches: Any) -> list[tuple[Any, ...]]:
-    """Returns the positional arguments of each call.
+    """Returns the positional arguments of each call of the public function ``by``.
 
-    Args:
-        by: The public function that takes both.
-        args: The arguments of the one call.
-        batches: Instead of them, a tuple of arguments for each call.
+    ``args`` are the arguments of one call; ``batches`` are tuples of arguments instead of them.
 
     Raises:
         TypeError: The batches are no tuples, or hold no arrays.
@@ -43,65 +36,29 @@ def calls_of(by: str, args: tuple[Any, ...], batches: Any) -> list[tuple[Any, ..
     for i, call in enumerate(calls):
         if not isinstance(call, tuple):
             raise wrong_type(f"batches[{i}] must be a tuple of arguments", call, _FIX)
-        if any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(call)):
-            where = "an argument" if args else f"batches[{i}]"
-            raise TypeError(
-                f"{by} runs the function and needs arrays, got a jax.ShapeDtypeStruct in {where}. "
-                "Pass arrays of typical values, or use explain, which computes nothing."
-            )
+        check_concrete(by if args else f"{by} of batches[{i}]", call)
     if not calls:
         raise ValueError(f"batches must hold at least one tuple of arguments, got none. {_FIX}")
     return calls
 
 
-def check_concrete(by: str, arguments: Any, fix: str = "Pass arrays.") -> None:
-    """Raises TypeError where an argument is the type of an array, as `explain` takes it.
-
-    Args:
-        by: The public function that runs the call.
-        arguments: Those of the call.
-        fix: What to do instead.
-    """
+def check_concrete(by: str, arguments: Any) -> None:
+    """Raises TypeError for a shape in place of an array, which only `explain` accepts."""
     for leaf in jax.tree.leaves(arguments):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(
                 f"{by} runs the function and needs arrays, got {shown(leaf)} of type "
-                f"{type(leaf).__name__}. {fix}"
+                f"{type(leaf).__name__}. Pass arrays of typical values, or use explain, which "
+                "computes nothing."
             )
 
 
-def returned_by(closed: ClosedJaxpr) -> tuple[list[Any], str]:
-    """Returns the types of what a program returns, and these in words."""
-    avals = [aval_of(v) for v in body_of(closed).outvars]
-    return avals, ", ".join(map(str, avals)) or "nothing"
-
-
 def is_loss(avals: Sequence[Any]) -> bool:
-    """Returns whether the first of what a program returns is a scalar float."""
+    """Returns whether the first result of a program is a scalar float."""
     return bool(avals) and avals[0].shape == () and jnp.issubdtype(avals[0].dtype, jnp.floating)
 
 
-def traced(
-    fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], abstract: bool = False
-) -> tuple[Call, ClosedJaxpr]:
-    """Returns a call of any function, flattened, and its jaxpr.
-
-    No argument is a parameter here: nothing is planned. What the call changes in its objects is
-    lost, as nothing of it is looked at.
-
-    Args:
-        fn: The function.
-        args: The positional arguments.
-        kwargs: The keyword arguments.
-        abstract: Take types of arrays as arrays.
-    """
-    with opened(fn, args, kwargs) as pure:
-        call = flatten(pure.fn, (), pure.args, pure.kwargs, abstract)
-        return call, fresh_make_jaxpr(call.traceable, *call.arrays)
-
-
-def positions_of(argnums: Any) -> tuple[Any, ...]:
-    """Returns ``argnums`` as a tuple, which is empty for None."""
+def _positions(argnums: Any) -> tuple[Any, ...]:
     if argnums is None:
         return ()
     return tuple(argnums) if isinstance(argnums, tuple | list) else (argnums,)
@@ -114,16 +71,16 @@ def differentiated(
     arrays: Sequence[Any],
     untrained: Callable[[str], bool],
 ) -> list[int]:
-    """Returns the positions, among the flat arrays of a call, of what is differentiated.
+    """Returns the positions of the differentiated arrays among the flat arrays of a call.
 
     Args:
         argnums: The positions of arguments.
-        count: How many positional arguments the call has.
+        count: The number of positional arguments of the call.
         paths: The path of each array: its first name is the position of its argument.
         arrays: The arrays.
-        untrained: As for `arguments.Opened`.
+        untrained: Returns whether the array at a path is never differentiated.
     """
-    roots = {str(number % count) for number in positions_of(argnums)}
+    roots = {str(number % count) for number in _positions(argnums)}
     return [
         i
         for i, (path, x) in enumerate(zip(paths, arrays, strict=True))
@@ -134,14 +91,13 @@ def differentiated(
 
 
 def check_range(argnums: Any, count: int, of: str) -> None:
-    """Raises TypeError for what is no position, and ValueError for that of no argument.
+    """Raises for ``argnums`` out of ``count`` positional arguments of ``of``, as in "a call has".
 
-    Args:
-        argnums: The positions.
-        count: How many positional arguments there are.
-        of: What has them, up to the number.
+    Raises:
+        TypeError: An element is no integer.
+        ValueError: An element is out of range.
     """
-    positions = positions_of(argnums)
+    positions = _positions(argnums)
     if not all(isinstance(i, int) and not isinstance(i, bool) for i in positions):
         raise TypeError(
             "argnums must be the position of an argument, or several positions, got "

@@ -1,7 +1,6 @@
-"""What reports are written as: lines of 100 columns, tables, plain data, JSON and files.
+"""Report output: lines of at most 100 columns, tables, plain data, JSON and files.
 
-The four reports (`Report`, `Comparison`, `NumericsReport`, `TuneReport`) and the command line all
-write through this file. So there is one way to write an infinity: ``"inf"``.
+All reports write through this module, so an infinity is always written as ``"inf"``.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from jax.export import is_symbolic_dim
 WIDTH = 100
 
 NOT_EXPORTED = {"exported": False}
-"""The metadata of a field that has no plain form, or a better one."""
+"""The metadata of a field without a plain form, or with a better one."""
 
 Item = TypeVar("Item")
 
@@ -27,8 +26,8 @@ Item = TypeVar("Item")
 class Exported:
     """A dataclass that can be written as plain data and as JSON.
 
-    Written are its fields, without those whose metadata says ``NOT_EXPORTED``, and the properties
-    that ``_computed`` names.
+    The fields are written, except those with the metadata ``NOT_EXPORTED``, and the properties
+    named in ``_computed``.
     """
 
     _computed: ClassVar[tuple[str, ...]] = ()
@@ -47,8 +46,11 @@ class Exported:
     def to_json(self, path: str | pathlib.Path | None = None) -> str:
         """Returns the report as JSON text; an infinity is the string ``"inf"``.
 
+        Standard JSON has no ``Infinity``, which Python would write, and JavaScript, R and jq reject
+        it. ``float("inf")`` reads the string back.
+
         Args:
-            path: A file to write it to as well.
+            path: A file to write the text to as well.
 
         Example:
             >>> import json
@@ -58,21 +60,19 @@ class Exported:
             >>> json.loads(text)["compute_dtype"]
             'bfloat16'
         """
-        return saved(json_text(self), path)
+        return saved(json.dumps(plain(self, finite=True), allow_nan=False), path)
 
 
 def plain(value: Any, *, finite: bool = False) -> Any:
     """Returns dataclasses as dicts and tuples as lists, at any depth.
 
-    Args:
-        value: A dataclass, mapping, sequence, string or number.
-        finite: Write numbers that JSON does not know as strings: ``"inf"``, ``"nan"``, and ``"b"``
-            for a symbolic length.
+    ``finite`` writes numbers that JSON lacks as strings: ``"inf"``, ``"nan"``, and ``"b"`` for a
+    symbolic length.
     """
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         names = [field.name for field in fields if field.metadata.get("exported", True)]
-        # `dataclasses.asdict` knows no computed fields, and would copy those that are not written.
+        # `dataclasses.asdict` skips properties and would copy the fields that are not exported.
         names += getattr(value, "_computed", ())
         return {name: plain(getattr(value, name), finite=finite) for name in names}
     if isinstance(value, Mapping):
@@ -84,25 +84,8 @@ def plain(value: Any, *, finite: bool = False) -> Any:
     return str(value) if finite and is_symbolic_dim(value) else value
 
 
-def json_text(value: Any) -> str:
-    """Returns a value as JSON that every reader takes.
-
-    Python would write ``Infinity``, which JSON has not and JavaScript, R and jq refuse; ``float``
-    reads the string ``"inf"`` back.
-
-    Args:
-        value: As for `plain`.
-    """
-    return json.dumps(plain(value, finite=True), allow_nan=False)
-
-
 def saved(text: str, path: str | pathlib.Path | None) -> str:
-    """Writes a text to a file, if there is a path, and returns it.
-
-    Args:
-        text: The text.
-        path: The file, None for none.
-    """
+    """Writes a text to a file if there is a path, and returns the text."""
     if path is not None:
         pathlib.Path(path).write_text(text, encoding="utf-8")
     return text
@@ -116,15 +99,13 @@ def cut(text: str, width: int = WIDTH) -> str:
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
-def place(*words: str, source: str) -> str:
-    """Returns what stands where, with the file of the source without its folders.
+def located(*words: str, source: str) -> str:
+    """Returns words, such as a primitive and its scope, and a source line without its folders.
 
-    Args:
-        words: A primitive, its dtype, its scope; empty ones are left out.
-        source: The source line. Those of installed packages are longer than a line of text.
+    Empty words are left out. Paths of installed packages are longer than a line of text.
 
     Example:
-        >>> place("dot_general", "", "mlp", source="/lib/python3.13/flax/linear.py:8:4 (f)")
+        >>> located("dot_general", "", "mlp", source="/lib/python3.13/flax/linear.py:8:4 (f)")
         'dot_general mlp linear.py:8:4 (f)'
     """
     return " ".join(filter(None, (*words, re.sub(r"^.*[\\/](?=.*:\d)", "", source))))
@@ -137,35 +118,16 @@ def scaled(value: float) -> str:
         >>> scaled(512), scaled(1.5e9)
         ('512 ', '1.5 G')
     """
-    # Three digits: the FLOPs of a program are an estimate, and more digits would hide that.
+    # Three digits: the FLOPs of a program are an estimate.
     for unit in ("", "k", "M", "G", "T", "P"):
         if value < 1000 or unit == "P":
             break
         value /= 1000
-    return f"{value:.3g}{unit and ' ' + unit}" if unit else f"{value:.0f} "
-
-
-def timed(seconds: float | None) -> str:
-    """Returns a time with the prefix that suits its size; ``"-"`` for one that is not known.
-
-    Example:
-        >>> timed(0.0123), timed(4e-6), timed(None)
-        ('12.3 ms', '4 us', '-')
-    """
-    if seconds is None:
-        return "-"
-    units = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
-    unit, size = next((pair for pair in units if seconds >= pair[1]), units[-1])
-    return f"{seconds / size:.3g} {unit}"
+    return f"{value:.3g} {unit}" if unit else f"{value:.0f} "
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Returns a number with its noun.
-
-    Args:
-        count: The number.
-        one: The noun of one.
-        many: The noun of several; "" for ``one`` with an "s".
+    """Returns a number with its noun, in the plural ``many``, by default ``one`` with an "s".
 
     Example:
         >>> counted(1, "value"), counted(4096, "value")
@@ -175,10 +137,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def labeled(facts: Mapping[str, str | None]) -> list[str]:
-    """Returns a line for each fact, with its name in front; None leaves a fact out.
-
-    Args:
-        facts: Texts by name.
+    """Returns a line for each fact, after its name; facts that are None are left out.
 
     Example:
         >>> labeled({"FLOPs": "12 k", "unknown": None})
@@ -199,10 +158,10 @@ def table(
     Args:
         columns: The titles, each with the format of its cells: ``">10.2g"`` for numbers on the
             right, ``"22"`` for text that is cut to that width, ``""`` for the rest of the line.
-        items: What has a row.
+        items: The items, one per row.
         cells: Returns the cells of an item.
-        shown: How many items have a row, None for all.
-        more: What the last line says of the others, after their number.
+        shown: The number of rows, None for all.
+        more: The last line names the number of the other items, followed by this text.
 
     Example:
         >>> columns = {"FLOPs": ">7", "primitive": ""}
@@ -210,13 +169,13 @@ def table(
         ['  FLOPs  primitive', '      9  exp', '... and 1 more']
     """
     formats = list(columns.values())
-    titles = [re.sub(r"\.\d+\w", "", spec) for spec in formats]  # no digits after a point in text
+    titles = [re.sub(r"\.\d+\w", "", spec) for spec in formats]  # a title has no digits
     lines = [_line(columns, titles), *(_line(cells(item), formats) for item in items[:shown])]
     return lines + rest(items, shown, more)
 
 
 def rest(items: Sequence[Any], shown: int | None, more: str = "more") -> list[str]:
-    """Returns the line that says how many items are not shown, none where all are."""
+    """Returns the line with the number of items that are not shown; no line if all are."""
     left = len(items) - len(items[:shown])
     return [f"... and {left} {more}"] if left else []
 
@@ -224,7 +183,7 @@ def rest(items: Sequence[Any], shown: int | None, more: str = "more") -> list[st
 def _line(cells: Sequence[Any] | Mapping[str, str], formats: Sequence[str]) -> str:
     text, before = "", formats[0]
     for cell, spec in zip(cells, formats, strict=True):
-        if text:  # numbers stand at the right of their column: text after them needs more room
+        if text:  # text after a right-aligned number needs more room
             text += "  " if before.startswith(">") and not spec.startswith(">") else " "
         is_text = isinstance(cell, str) and spec.isdigit()
         text += format(cut(cell, int(spec)) if is_text else cell, spec)

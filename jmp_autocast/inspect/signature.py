@@ -1,4 +1,4 @@
-"""What is static in a call and in what it returns, in the forms that `jax.jit` takes."""
+"""The static part of a call and of its results, in the form that `jax.jit` takes."""
 
 from __future__ import annotations
 
@@ -15,11 +15,9 @@ from ..policies.callables import has_hash
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """What a jitted function returns: arrays, and what is known since it was traced.
+    """The result of a jitted function: arrays, and a hashable value known from tracing.
 
-    Args:
-        arrays: The arrays.
-        static: Anything with a hash. A call that finds its trace in JAX's cache gets the same.
+    A call that finds its trace in JAX's cache gets the same static value.
     """
 
     arrays: Any
@@ -28,14 +26,14 @@ class Traced:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The structure of arguments, and those of their leaves that are no arrays.
+    """The structure of arguments, and the leaves that are no arrays.
 
-    Signatures are equal where one trace serves both calls.
+    Two signatures are equal if one trace serves both calls.
 
     Args:
-        tree: The structure of the arguments.
-        static: The leaves that are no arrays, by their positions.
-        key: What `_key` says of each of them. It alone is compared.
+        tree: The tree structure of the arguments.
+        static: The leaves that are no arrays, by position.
+        key: `_key` of each of these leaves; it alone is compared.
     """
 
     tree: Any
@@ -43,8 +41,8 @@ class Signature:
     key: tuple[Any, ...]
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
-        """Returns the arguments with some arrays in them."""
-        # In the order of their positions: each insertion finds the leaves before it in place.
+        """Returns the arguments with other arrays."""
+        # In the order of positions: each insertion finds the leaves before it in place.
         leaves = list(arrays)
         for i, leaf in self.static.items():
             leaves.insert(i, leaf)
@@ -52,11 +50,11 @@ class Signature:
 
     @property
     def is_constant(self) -> bool:
-        """False if a leaf has no hash: it may have changed, and would still equal itself."""
+        """False if a leaf has no hash: a changed leaf would still equal itself."""
         return has_hash((self.tree, self.key))
 
     def __hash__(self) -> int:
-        # Without the leaves and the tree itself: either may hold something without a hash.
+        # Without the leaves and the tree itself: either may hold an object without a hash.
         return hash((self.tree.num_leaves, *((i, type(x)) for i, x in self.static.items())))
 
     def text(self, arrays: Sequence[Any]) -> str:
@@ -66,20 +64,16 @@ class Signature:
 
 
 def _key(position: int, leaf: Any) -> tuple[Any, ...]:
-    """Returns what is equal for static leaves that the same trace serves.
+    """Returns equal keys for static leaves that one trace serves.
 
-    1 equals True, and ``x * 1`` is no bool: so the type counts. 0.0 equals -0.0, and NaN equals
-    nothing: so the text of a float counts.
+    The type counts: 1 equals True, but ``x * True`` differs. The text of a float counts: 0.0 equals
+    -0.0, and NaN equals nothing.
     """
     return position, type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
 def split(arguments: Any) -> tuple[Signature, list[Any]]:
-    """Returns the signature of arguments, and their arrays.
-
-    Args:
-        arguments: Any pytree. What `autocast` traces is an array; everything else is static.
-    """
+    """Returns the signature of a pytree of arguments, and its arrays, which `autocast` traces."""
     leaves, tree = jax.tree.flatten(arguments)
     static = {i: leaf for i, leaf in enumerate(leaves) if not is_array(leaf)}
     key = tuple(_key(i, leaf) for i, leaf in static.items())

@@ -12,7 +12,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from jmp_autocast import BF16, FP16, Policy, autocast, compare, full_precision
-from jmp_autocast.inspect.measure.error_probe import COMPUTED, ErrorProbe, distance
+from jmp_autocast.inspect.measure.error_probe import COMPUTED, distance
 from tests.fuzz.program import jax_settings
 from tests.fuzz.strategies import cases, examples
 
@@ -153,20 +153,6 @@ def test_both_programs_have_the_same_cotangents(fn):
     assert all(row.error < 0.1 for row in comparison.cotangents)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.complex64])
-def test_distances_are_those_of_numpy(dtype):
-    rng = np.random.default_rng(3)
-    a = rng.standard_normal((5, 7)).astype(dtype)
-    b = (a + 0.01 * rng.standard_normal((5, 7))).astype(dtype)
-    found = distance(jnp.asarray(a), jnp.asarray(b))
-    wide = np.complex128 if dtype is np.complex64 else np.float64
-    a, b = a.astype(wide), b.astype(wide)
-    norm = np.linalg.norm
-    assert float(found.error) == pytest.approx(norm(b - a) / norm(a), rel=1e-4)
-    cosine = np.sum(a * b.conj()).real / norm(a) / norm(b)
-    assert float(found.cosine) == pytest.approx(cosine, rel=1e-5)
-
-
 DISTANCES = {
     "huge": ([3e38, 1e38], [3e38, 1e38], 0.0, 0),
     "tiny": ([2e-38, 2e-38], [2e-38, 4e-38], np.sqrt(0.5), 0),
@@ -186,21 +172,6 @@ def test_distances_at_the_edges(name):
     assert int(found.lost) == lost
 
 
-def test_the_worst_run_is_kept():
-    probe = ErrorProbe()
-
-    def reading(introduced):
-        return probe.nothing(1)._replace(
-            introduced=jnp.array([introduced], jnp.float32), runs=jnp.ones(1, jnp.uint32)
-        )
-
-    merged = probe.nothing(1)
-    for introduced in (0.1, 0.5, 0.2):
-        merged = probe.merge(merged, reading(introduced))
-    assert float(merged.introduced[0]) == 0.5
-    assert int(merged.runs[0]) == 3
-
-
 @examples(5)
 @hypothesis.given(cases(without=["autocast("]))
 def test_random_programs_are_compared(case):
@@ -209,16 +180,6 @@ def test_random_programs_are_compared(case):
     for row in comparison.rows:
         assert row.computed in COMPUTED
         assert row.introduced >= 0
-
-
-def test_the_text_fits_100_columns():
-    def f(params, x):
-        with jax.named_scope("a_scope_with_a_very_long_name_" * 5):
-            return plain(params, x)
-
-    text = str(compare(f, {"w": W}, X, policy=BF16, argnums=0))
-    assert max(map(len, text.splitlines())) <= 100
-    assert "0/w" in text
 
 
 def attention_loss(params, x):
@@ -281,34 +242,6 @@ def test_equal_layers_compile_nothing_more(jit_caches, caplog):
 
 
 P = {"w": W, "b": np.ones(8, np.float32) / 7, "g": np.ones(8, np.float32) / 3}
-
-
-def moved(p, x):
-    """A bias; a weight that is reshaped, transposed, sliced, repeated, cast."""
-    h = jnp.tanh(x @ p["w"].reshape(8, 2, 4).reshape(8, 8) + p["b"])
-    h = jnp.tanh(h @ p["w"].T) @ jnp.concatenate([p["w"], p["w"]], axis=1)
-    h = h[:, :4] @ p["w"][:4] @ p["w"].astype(jnp.bfloat16).astype(jnp.float32)
-    return jnp.mean(h**2)
-
-
-def masked(p, x):
-    """An embedding, one-hot rows, a mask, constants, zeros, a norm with scale and offset."""
-    h = p["w"][jnp.array([1, 2, 3, 1])] + jax.nn.one_hot(jnp.arange(4), 8) @ p["w"] + X
-    h = (h - h.mean(-1, keepdims=True)) * p["g"] + p["b"] + jnp.zeros((4, 8))
-    scores = jnp.where(jnp.tril(jnp.ones((4, 8))) > 0, h @ p["w"], -1e9)
-    return jnp.mean(jax.nn.softmax(scores) @ p["w"] * np.full((4, 8), 0.1, np.float32))
-
-
-@pytest.mark.parametrize(("fn", "policy"), [(moved, FP16), (masked, BF16)])
-def test_gradients_of_what_models_hold(fn, policy):
-    comparison = compare(fn, P, X, policy=policy, argnums=0)
-    # One product of 16-bit numbers errs by 2**-8 or 2**-11; a program has about ten in a row.
-    bound = 10 * (2**-8 if policy is BF16 else 2**-11)
-    errors = {path: each.error for path, each in comparison.gradients.items()}
-    assert set(errors) == {"0/b", "0/g", "0/w"}
-    assert max(errors.values()) < bound
-    assert errors["0/w"] > 0
-    assert comparison.cotangents
 
 
 def head(p, x):
@@ -399,8 +332,6 @@ def test_two_programs_are_compared_by_name(name):
 def test_against_takes_no_policy():
     with pytest.raises(ValueError, match=r"as they are.*got policy="):
         compare(head, P, X, against=head, policy=BF16)
-    with pytest.raises(TypeError, match="callable"):
-        compare(head, P, X, against=X)
 
 
 def test_a_cotangent_in_a_function_of_jax_has_the_line_of_its_call():

@@ -31,14 +31,6 @@ PRODUCTS = {
         2 * 32 * 16 * 64,
         ("cublas", "highest"),
     ),
-    "in 8 bits": (
-        ("f8e4m3fn[32,64]", "f8e4m3fn[64,16]"),
-        'f32[32,16]{1,0} custom-call(%a, %b), custom_call_target="__cublas$lt$matmul$f8", '
-        f'backend_config={{"gemm_backend_config":{CUBLAS}}}',
-        ("dot", "float8_e4m3fn float8_e4m3fn float32"),
-        2 * 32 * 16 * 64,
-        ("cublas", "highest"),
-    ),
     "a convolution of cuDNN backwards does the products of the forward one": (
         ("f16[8,16,16,32]", "f16[3,3,4,32]"),
         "(f16[8,16,16,4]{3,2,1,0}, u8[0]{0}) custom-call(%a, %b), "
@@ -70,13 +62,6 @@ PRODUCTS = {
         ("dot", "float32 float32 float32"),
         128,
         ("", "dot_bf16_bf16_f32_x3"),
-    ),
-    "a ragged dot without dimensions": (
-        ("f32[8,4]", "f32[2,4,2]"),
-        "f32[8,2]{1,0} ragged-dot(%a, %b)",
-        ("dot", "float32 float32 float32"),
-        None,
-        ("", ""),
     ),
 }
 

@@ -37,7 +37,7 @@ def test_a_kernel_whose_inside_is_not_shown_counts_as_nothing_else():
     report = explain_compiled(text_of("tpu_splash_attention"))
     assert not report.products
     assert report.calls == ("tpu_custom_call",) * 2
-    assert "2 kernels of others, not looked into: tpu_custom_call" in str(report)
+    assert "2 opaque kernels: tpu_custom_call" in str(report)
     assert report.summary.startswith("jit_att on tpu: no products; 13 kernels, 0 only cast")
 
 
@@ -93,7 +93,7 @@ def test_cycles_by_scope_and_kind():
     assert [(each.kind, each.cycles) for each in copies] == [("other", None)] * 2
     said = str(report)
     assert "cycles (estimate)" in said
-    assert "the compiler's estimate, which leaves out asynchronous copies" in said
+    assert "the compiler's estimate, without asynchronous copies" in said
     assert all(len(line) <= 100 for line in said.splitlines())
 
 

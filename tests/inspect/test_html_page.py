@@ -1,8 +1,6 @@
 """The HTML page of `explain`: what it shows, where it leads, and that it runs nothing."""
 
-import base64
 import collections
-import hashlib
 import html
 
 import jax
@@ -13,7 +11,6 @@ from jax import lax
 
 from jmp_autocast import BF16, explain
 from jmp_autocast.inspect.page.page import page_text
-from jmp_autocast.inspect.report.page_rows import page_rows
 from tests.support.html_pages import read_page
 
 from .test_links import follow
@@ -38,15 +35,9 @@ def transformer(params, x):
         return jnp.mean(jnp.log(jax.nn.sigmoid(h @ params["w"])))
 
 
-def looped(params, x):
-    return lax.while_loop(lambda c: jnp.sum(c) < 9, lambda c: jnp.abs(c @ params["w"]) + 1, x)
-
-
 PROGRAMS = {
     "forward": (transformer, BF16),
     "gradient": (jax.grad(transformer), BF16),
-    "while": (looped, BF16),
-    "unmatched": (transformer, BF16.with_rules({"*": "float32"}, scope="*/nowhere")),
     "no equation": (lambda params, x: x, BF16),
 }
 
@@ -113,35 +104,6 @@ def test_a_reason_is_followed_to_its_cause(reports, name):
     assert len(way) > 1
 
 
-def test_a_reason_is_explained_once(reports):
-    page = read_page(reports["forward"].to_html())
-    codes = [dt.text for dt in page.first("section", id="reasons").all("dt")]
-    assert codes == sorted({row.reason for row in reports["forward"].rows})
-    low = page.first("section", id="reasons").first("dd")
-    assert low.text
-    assert "full_precision()" in [code.text for code in page.all("code")]
-
-
-def test_filters_are_rules_of_the_style(reports):
-    rows = page_rows(reports["forward"].rows)
-    page = read_page(reports["forward"].to_html())
-    style = page.first("style").text
-    found = {}
-    for label in page.all("label"):
-        name = label.first("input").attributes["value"]
-        found[name] = int(label.first("small").text)
-        if name != "all":
-            hidden = f'#equations:has([value="{name}"]:checked) tr[id]:not(.{name})'
-            assert hidden in style
-            assert sum(name in tr.classes for tr in equations(page)) == found[name]
-    assert found["all"] == len(rows)
-    assert found["changed"] == sum(row["changed"] for row in rows) > 0
-    assert found["low"] == sum(row["kind"] == "low" for row in rows) > 0
-    assert found["LOWER_PRECISION"] > 0
-    (chosen,) = (i for i in page.all("input") if "checked" in i.attributes)
-    assert chosen.attributes["value"] == "all"
-
-
 def test_tables_stand_before_the_equations():
     tables = [("Kept", ("array", "bytes"), [("x<y", 1024)]), ("Empty", ("array",), [])]
     page = read_page(page_text("f", "a summary", [("FLOPs", "12 k")], [], tables))
@@ -178,21 +140,13 @@ def test_a_hostile_name_is_text(name):
     assert {e.tag for e in page.all()}.isdisjoint({"script", "img", "iframe", "object", "embed"})
     assert not [e for e in page.all() if any(each.startswith("on") for each in e.attributes)]
     assert len(equations(page)) == len(report.rows)
-    shown = page.first("h1").text
-    assert shown.isprintable()
-    if "\u202e" in name:
-        assert "⟨U+202E⟩" in shown
-    elif name:
-        assert shown == report.name
+    if name:
+        assert page.first("h1").text == report.name
         assert f"0/{name}" in cells(equations(page)[0])[2].text
 
 
-def test_a_page_may_apply_its_style_and_nothing_else(reports):
+def test_a_page_loads_nothing(reports):
     page = read_page(reports["forward"].to_html())
-    (policy,) = page.all("meta", **{"http-equiv": "Content-Security-Policy"})
-    digest = hashlib.sha256(page.first("style").text.encode()).digest()
-    style = f"style-src 'sha256-{base64.b64encode(digest).decode()}'"
-    assert policy.attributes["content"].split("; ")[:2] == ["default-src 'none'", style]
     assert not [e for e in page.all() if "style" in e.attributes or "src" in e.attributes]
     assert {e.attributes["href"] for e in page.all("link")} == {"data:,"}
 

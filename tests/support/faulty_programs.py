@@ -5,7 +5,6 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -175,18 +174,6 @@ def in_a_checkpoint(x):
     return block(jnp.sin(x))
 
 
-@jax.custom_jvp
-def ruled_forward(x):
-    return jnp.log(x)
-
-
-@faulty("div", (0, 1), of=lambda _: lambda x: jax.jvp(ruled_forward, (x,), (jnp.ones_like(x),))[1])
-@ruled_forward.defjvp
-def ruled_forward_jvp(primals, tangents):
-    (x,), (dx,) = primals, tangents
-    return jnp.log(x + 1.0), dx / x  # fault
-
-
 @jax.custom_vjp
 def ruled_backward(x):
     return jnp.sqrt(x)
@@ -209,7 +196,7 @@ def with_a_ruled_backward(x):
     return jnp.sum(ruled_backward(x))  # fault
 
 
-# --- devices and modules ----------------------------------------------------------------------
+# --- devices ----------------------------------------------------------------------
 
 DEVICES = 8
 
@@ -257,24 +244,3 @@ def in_a_loop_on_devices(x):
         return y - 1.0 / (total - 3.0), None  # fault
 
     return lax.scan(step, x, None, length=3)[0]
-
-
-class Head(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        return jnp.log(nn.Dense(2, use_bias=False)(x))  # fault
-
-
-class Net(nn.Module):
-    @nn.compact
-    def __call__(self, x):
-        x = nn.Dense(4)(x)
-        return Head(name="head")(x * 0.0)
-
-
-def net(x):
-    variables = Net().init(jax.random.key(0), jnp.ones((1, 3)))
-    return Net().apply(variables, x)
-
-
-faulty("log", (0, 2), ONES[:1, :3], scope="Net/head", of=lambda _: net)(Head.__call__)

@@ -21,7 +21,6 @@ from jmp_autocast import (
     full_precision,
     tune,
 )
-from jmp_autocast.call import kernels
 from jmp_autocast.inspect.tuning.batches import distances, worst
 from jmp_autocast.inspect.tuning.search import run_bound
 from jmp_autocast.inspect.tuning.tune import UnreachableError
@@ -79,31 +78,6 @@ def keeping(policy, pinned):
     for scope, primitive in pinned:
         policy = policy.with_rules({primitive: FP32}, scope=scope)
     return policy
-
-
-def cancelling(culprits, count):
-    """Ten equations in each of many scopes: adds and takes off what is large everywhere.
-
-    In bfloat16 that loses all of the value where it is not a sum of powers of two.
-    """
-
-    def model(x):
-        for i in range(count):
-            with jax.named_scope(f"block_{i}"):
-                h = x @ EYE
-                shift = 3000.0 if i in culprits else 4096.0
-                # A row beside a product is rounded as a bias is.
-                row = jnp.array([3000.0, 3001.0] * 4 if i in culprits else [0.0] * 8)
-                h = h + row
-                h = h - row
-                h = h * shift
-                h = jnp.abs(h)
-                h = h * (1.0 / shift)
-                h = jnp.maximum(h, 0.25)
-                x = jnp.minimum(h, 1.0)
-        return x
-
-    return model
 
 
 def in_while(x):
@@ -273,14 +247,11 @@ def test_nothing_to_keep():
 
 
 def test_the_policy_that_it_starts_from_stays():
-    start = (
-        Policy(jnp.bfloat16, level="compute")
-        .with_rules({"tanh": "FP32"})
-        .with_rules({"*": "float32"}, scope="*/no")
-    )
+    start = Policy(jnp.float16, level="compute").with_rules({"tanh": "FP32"})
+    start = start.with_rules({"*": "float32"}, scope="*/no")
     start = start.with_rules({"abs": "PROMOTE"}, scope="block_77")
-    report = tuned(cancelling({7}, 10), [(X,)], tolerance=0.05, policy=start)
-    assert report.policy == start.with_rules({"add": FP32}, scope="block_7")
+    report = tuned(in_scan, [(X,)], tolerance=0.01, policy=start)
+    assert report.policy == start.with_rules({"square": FP32}, scope="loop/step")
 
 
 def test_a_reduction_is_kept_in_its_own_form():
@@ -305,42 +276,6 @@ def test_all_batches_count():
     model = in_scan
     assert tuned(model, [(X * 0.01,)], tolerance=0.01).kept == ()
     assert pins(tuned(model, batches, tolerance=0.01)) == [("loop/step", "square")]
-
-
-@pytest.fixture
-def no_kernels(monkeypatch):
-    """No kernel was decorated: after that a trace is one for each dtype of kernels."""
-    monkeypatch.setattr(kernels, "_decorated", set())
-
-
-@pytest.mark.usefixtures("no_kernels")
-def test_the_function_is_traced_once_for_each_kind_of_batch():
-    traced = []
-
-    def model(x, name):
-        traced.append((x.shape, name))
-        return in_scope(name, big_square, x)
-
-    batches = [(X, "one"), (jnp.ones((3, 8)), "one"), (X * 0.01, "one"), (X, "two")]
-    report = tuned(model, batches, tolerance=0.01)
-    assert pins(report) == [("one", "square"), ("two", "square")]
-    assert report.runs > 4
-    assert traced == [((8, 8), "one"), ((3, 8), "one"), ((8, 8), "two")]
-
-
-@pytest.mark.usefixtures("no_kernels")
-@pytest.mark.parametrize("argnums", [None, 0], ids=["value", "gradient"])
-def test_a_trace_serves_all_dtypes_of_the_batches(argnums):
-    traced = []
-
-    def model(x):
-        traced.append(str(x.dtype))
-        return jnp.sum(in_scan(x.astype(jnp.float32)))
-
-    batches = [(X,), (X.astype(jnp.bfloat16),)]
-    report = tuned(model, batches, tolerance=0.01, argnums=argnums)
-    assert report.kept
-    assert traced == ["float32", "bfloat16"]
 
 
 def loss(params, x):

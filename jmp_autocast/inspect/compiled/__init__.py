@@ -1,12 +1,10 @@
-"""What a compiler made of a program, read from the text of the compiled module.
+"""`explain_compiled`: reads the text of an optimized HLO module.
 
-hlo.py               text to instructions; names of dtypes
-loops.py             how often a loop runs
-runs.py              which instructions run by themselves, and how often
-kernels.py           what a kernel is: a product, a cast, a copy or other; its cycles
-products.py          matmuls and convolutions
-places.py            scopes and source lines
-sources.py           what a user may ask about
-report.py            the report
-explain_compiled.py  the function
+A plan lists the dtypes that `autocast` requests; a compiled module lists the kernels and dtypes
+that the compiler chose.
+
+* `hlo`: text to instructions.
+* `runs`: the instructions that run as kernels of their own, and how often.
+* `products`, `kernels`, `locations`: a summary of each instruction.
+* `report`: tables; `explain_compiled`: the public function.
 """

@@ -1,51 +1,62 @@
-"""`explain_compiled`: what a compiler made of a program."""
+"""`explain_compiled`: the kernels and dtypes that a compiler chose for a program."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Callable, Mapping
-from typing import Any
+import re
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import jax
 
-from .hlo import Module, dtype_name, parse
+from ...call.arguments import check_function
+from ...policies.errors import wrong_type
+from .hlo import Module, UnreadableError, dtype_name, parse
 from .kernels import cycles_of, kernel_of
 from .products import name_of_product, products
 from .report import CompiledReport
 from .runs import Run, collective_of, inside_fusions, is_free, runs
-from .sources import COMPILED, Made, compiled_from
 
 Program = Callable[..., Any] | jax.stages.Lowered | jax.stages.Compiled | str
+
+_COMPILED = (str, jax.stages.Lowered, jax.stages.Compiled)
+
+# Text that only one compiler writes, in this order.
+_PLATFORMS = (
+    ("tpu", re.compile(r"\{[\d,]*:T\(|tpu_custom_call")),
+    ("gpu", re.compile(r"__cu(?:blas|dnn)\$|__triton|__gpu\$|operation_queue_id|gpu_version")),
+    ("cpu", re.compile(r"__(?:ynn|onednn)|xla_cpu|xla\.cpu|outer_dimension_partitions")),
+)
 
 
 def explain_compiled(
     program: Program,
     *args: Any,
     against: Program | None = None,
-    compiler_options: Mapping[str, Any] | None = None,
     **kwargs: Any,
 ) -> CompiledReport:
-    """Reports what XLA made of a program: products by dtype, casts and copies, estimated cycles.
+    """Reports the products of an XLA executable by dtype, its casts and copies, and its cycles.
 
-    A plan is a wish: the compiler widens, merges and drops. This compiles the program, runs
-    nothing, and reads the text of the compiled module. Cycles are known of programs for TPUs: they
-    are the compiler's estimate, which leaves out asynchronous copies.
+    A plan is a request: the compiler raises, merges and removes operations. This function compiles
+    the program, runs nothing, and parses the text of the optimized module. Cycles are known for
+    TPU programs: they are the compiler's estimate, without asynchronous copies.
 
     Args:
-        program: A function, in `jax.jit` or not. Or what `jax.jit(fn).lower(...)` returns, or that
-            compiled, or the text of a compiled module, such as a file of an XLA dump has it.
+        program: A function, in `jax.jit` or not; the result of ``jax.jit(fn).lower(...)``, compiled
+            (with options, if you like) or not; or the text of a compiled module, as in a file of an
+            XLA dump.
         *args: The positional arguments of the function, as arrays or ``jax.ShapeDtypeStruct``.
         against: Another program, to be shown beside it: by hand or in float32. A function takes the
             same arguments.
-        compiler_options: As `jax.jit` takes them.
         **kwargs: The keyword arguments of the function.
 
     Returns:
         The report, for ``print(report)``, ``report.products`` and ``report.cycles``.
 
     Raises:
-        TypeError: ``program`` or ``against`` is nothing of these.
+        TypeError: ``program`` or ``against`` has another type, or arguments are given for a program
+            that is lowered already.
         ValueError: The text is no HLO module.
 
     Example:
@@ -58,47 +69,90 @@ def explain_compiled(
         >>> [(p.scope, p.operands, p.flops) for p in report.products]
         [('head', ('float32', 'float32'), 1024)]
     """
-    report = _read(compiled_from(program, args, kwargs, compiler_options))
+    report = _report(*_compiled(program, args, kwargs, "explain_compiled"))
     if against is None:
         return report
-    if isinstance(against, COMPILED):
+    if isinstance(against, _COMPILED):
         args, kwargs = (), {}
-    by = "explain_compiled(against=)"
-    other = _read(compiled_from(against, args, kwargs, compiler_options, by))
+    other = _report(*_compiled(against, args, kwargs, "explain_compiled(against=)"))
     return dataclasses.replace(report, against=other)
 
 
-def _read(made: Made) -> CompiledReport:
-    """Returns what the text of a compiled module says."""
-    module = parse(made.text)
-    found = list(runs(module, _weight))
+_Compiled: TypeAlias = tuple[str, str, int | None]
+"""The text of a module, its platform or ``""``, and the bytes of XLA's temporary buffers."""
+
+
+def _compiled(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: str) -> _Compiled:
+    """Compiles a program for the argument ``by``, unless it is compiled already."""
+    if isinstance(program, _COMPILED):
+        if args or kwargs:
+            takes = f"{by} takes arguments for a function alone"
+            fix = "It is lowered or compiled already: leave them out, or pass the function."
+            raise wrong_type(takes, program, fix)
+        if isinstance(program, str):
+            return program, platform_of(program), None
+        if isinstance(program, jax.stages.Lowered):
+            program = program.compile()
+        return _of_executable(program)
+    fix = (
+        "Pass the function itself, then its arguments; or a Lowered, a Compiled, or the text of a "
+        "module: of a file path.read_text()."
+    )
+    check_function(program, by, fix)
+    jitted: Any = program if hasattr(program, "lower") else jax.jit(program)
+    return _of_executable(jitted.lower(*args, **kwargs).compile())
+
+
+def _of_executable(compiled: jax.stages.Compiled) -> _Compiled:
+    try:
+        text = compiled.as_text() or ""
+    except jax.errors.JaxRuntimeError as error:
+        # jaxlib 0.10 cannot print asynchronous operations of libtpu on a v6e and a v5p.
+        raise UnreadableError(
+            f"XLA cannot print its executable: {' '.join(str(error).split())[:120]}. Dump it "
+            "instead (XLA_FLAGS=--xla_dump_to=DIR), and pass the text of the file whose name ends "
+            "in after_optimizations.txt."
+        ) from None
+    shardings = jax.tree.leaves((compiled.input_shardings, compiled.output_shardings))
+    platforms = {device.platform for each in shardings for device in each.device_set}
+    platform = platforms.pop() if len(platforms) == 1 else ""
+    platform = {"cuda": "gpu", "rocm": "gpu"}.get(platform, platform)
+    memory: Any = compiled.memory_analysis()
+    temporary = None if memory is None else memory.temp_size_in_bytes
+    return text, platform or platform_of(text), temporary
+
+
+def platform_of(text: str) -> str:
+    """Returns the platform of a text: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``""``."""
+    return next((name for name, mark in _PLATFORMS if mark.search(text)), "")
+
+
+def _report(text: str, platform: str, temporary: int | None) -> CompiledReport:
+    module = parse(text)
+    # Of a conditional the branch with the most cycles counts, or with the most bytes of results.
+    found = list(runs(module, lambda run: cycles_of(run) or run.times * run.instruction.nbytes))
     kernels = [run for run in found if run.is_kernel]
-    exchanges = collections.Counter[str]()
+    collectives = collections.Counter[str]()
     for run in found:
         if (name := collective_of(run.instruction)) is not None:
             operand = run.within.get(run.instruction.operands[0])
             dtype = dtype_name(operand.shapes[0].dtype) if operand else "?"
-            exchanges[f"{name} {dtype}"] += run.times
+            collectives[f"{name} {dtype}"] += run.times
     return CompiledReport(
         name=module.name,
-        platform=made.platform,
-        products=tuple(x for run in kernels for x in products(run, module, made.platform)),
+        platform=platform,
+        products=tuple(x for run in kernels for x in products(run, module, platform)),
         kernels=tuple(kernel_of(run, module) for run in kernels),
-        collectives=dict(exchanges),
-        calls=tuple(name for run in kernels for name in _calls(run, module)),
+        collectives=dict(collectives),
+        calls=tuple(name for run in kernels for name in _opaque_calls(run, module)),
         loops_of_unknown_length=sum(run.is_loop and run.steps is None for run in found),
-        temporary=made.temporary,
+        temporary=temporary,
         unread=module.unread,
     )
 
 
-def _weight(run: Run) -> int:
-    """Returns what decides which branch of a conditional counts: cycles, or bytes of results."""
-    return cycles_of(run) or run.times * run.instruction.nbytes
-
-
-def _calls(run: Run, module: Module) -> list[str]:
-    """Returns the targets of custom calls in a kernel that are no products."""
+def _opaque_calls(run: Run, module: Module) -> list[str]:
+    """Returns the targets of the custom calls of a kernel that are no products."""
     inside = inside_fusions(run.instruction, run.within, module)
     parts = [run.instruction, *(inner for inner, _ in inside)]
     calls = [part for part in parts if part.opcode == "custom-call" and not is_free(part)]

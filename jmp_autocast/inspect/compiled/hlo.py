@@ -1,7 +1,7 @@
-"""Reads the text of an HLO module, as ``compiled.as_text()`` returns it and XLA dumps it.
+"""Parses the text of an HLO module, as ``compiled.as_text()`` returns it and XLA dumps it.
 
-The text is what all compilers of XLA share. `cost_analysis()` counts the body of a loop once, knows
-no dtypes, and is None for a GPU without a device.
+All compilers of XLA print this text. `cost_analysis()` counts the body of a loop once, has no
+dtypes, and is None for a GPU without a device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LEAVES = frozenset(("parameter", "constant", "iota", "partition-id", "replica-i
 
 
 class UnreadableError(ValueError):
-    """A text that holds no program; the message says what to pass."""
+    """A text without a program; the message names a text to pass."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,8 +34,8 @@ class Shape:
     Args:
         dtype: HLO's name, such as ``bf16``.
         dims: Its dimensions.
-        on_chip: It lies in a memory of the chip: the compiler placed it in the vector memory of a
-            TPU, layout ``S(1)``, so that reading it costs no traffic to the large memory.
+        on_chip: It is in the vector memory of a TPU, layout ``S(1)``: a load causes no traffic to
+            the large memory.
     """
 
     dtype: str
@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes in the large memory: 0 for one that lies on the chip."""
+        """Its bytes in the large memory: 0 for an array on the chip."""
         return 0 if self.on_chip else self.elements * bits_of(self.dtype) // 8
 
 
@@ -94,10 +94,10 @@ class Instruction:
     Args:
         name: Its name, without ``%``.
         opcode: Such as ``fusion``.
-        shapes: The arrays of its result; several where it is a tuple.
+        shapes: The arrays of its result; several for a tuple.
         operands: The names of its operands.
-        attributes: The rest of the line, from the closing bracket of the operands on.
-        inside: What stands in those brackets: for a constant its value, for a parameter its number.
+        attributes: The rest of the line, after the closing bracket of the operands.
+        inside: The text in these brackets: the value of a constant, the number of a parameter.
         is_root: The computation returns it.
     """
 
@@ -116,7 +116,7 @@ class Instruction:
 
     @property
     def target(self) -> str:
-        """What a custom call calls, ``""`` for any other instruction."""
+        """The target of a custom call, ``""`` for any other instruction."""
         return (self.attribute("custom_call_target") or "").strip('"')
 
     def attribute(self, name: str) -> str | None:
@@ -139,9 +139,9 @@ class Module:
 
     Args:
         name: Its name, such as ``jit_step``.
-        computations: Each computation by its name: its instructions by their names, in order.
-        entry: The name of the computation that the program starts with.
-        unread: The lines of computations that are no instruction as this reader knows them.
+        computations: The computations by name: instructions by name, in order.
+        entry: The name of the entry computation.
+        unread: The lines of computations that could not be parsed.
         header: The text before the first computation: options, and the tables of source lines.
     """
 
@@ -152,7 +152,7 @@ class Module:
     header: str = ""
 
     def body(self, instruction: Instruction, attribute: str) -> Computation:
-        """Returns the computation that an instruction calls by an attribute such as ``calls``."""
+        """Returns the computation named by an attribute such as ``calls``."""
         name = instruction.called(attribute)
         if name is None or name not in self.computations:
             raise UnreadableError(
@@ -163,7 +163,7 @@ class Module:
 
     @functools.cached_property
     def instructions(self) -> tuple[Instruction, ...]:
-        """All instructions, each once, those inside fusions and loops too."""
+        """All instructions, each once, including those inside fusions and loops."""
         return tuple(i for c in self.computations.values() for i in c.values())
 
 
@@ -197,28 +197,19 @@ def parse(text: str) -> Module:
         else:
             unread.append(line.strip())
     if not entry:
-        raise UnreadableError(_no_module(text))
+        raise UnreadableError(
+            "The text has no ENTRY computation, so it is no HLO module; it starts "
+            f"{' '.join(text.split())[:60]!r}. Pass the function, its Lowered (StableHLO is the "
+            "input of the compiler, and not its output), the result of compiled.as_text(), or "
+            "path.read_text() of a file of an XLA dump (XLA_FLAGS=--xla_dump_to=DIR) whose name "
+            "ends in after_optimizations.txt."
+        )
     name = re.match(r"HloModule ([^\s,]+)", text.lstrip())
     return Module(name[1] if name else "", computations, entry, tuple(unread), "\n".join(header))
 
 
-def _no_module(text: str) -> str:
-    start = " ".join(text.split())[:60]
-    if "stablehlo." in text or text.lstrip().startswith("module @"):
-        return (
-            "The text is StableHLO, which is what JAX gives to the compiler and not what that made "
-            "of it. Pass the Lowered itself, or lowered.compile().as_text()."
-        )
-    return (
-        f"The text has no ENTRY computation, so it is no HLO module; it starts {start!r}. Pass "
-        "what compiled.as_text() returns, or the text of a file of an XLA dump "
-        "(XLA_FLAGS=--xla_dump_to=DIR) whose name ends in after_optimizations.txt: of a path, "
-        "path.read_text()."
-    )
-
-
 def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yields lines; those of an instruction that a kernel's metadata breaks are joined to one."""
+    """Yields lines, and joins those of an instruction with line breaks in its metadata."""
     at = 0
     while at < len(lines):
         line = lines[at]
@@ -241,14 +232,14 @@ def _is_whole(line: str) -> bool:
 
 
 def _read(line: str) -> Instruction | None:
-    """Returns the instruction of a line, None where it is written as no instruction is."""
+    """Returns the instruction of a line, None for any other text."""
     found = _LINE.match(line)
     if found is None:
         return None
     rest = line[found.end() :]
     try:
-        # `(f32[8]{0:T(1024)}, s32[]) while(%tuple), condition=%c, body=%b`: layouts hold brackets
-        # too, so that the end of the result and of the operands is found by counting.
+        # `(f32[8]{0:T(1024)}, s32[]) while(%tuple), condition=%c, body=%b`: layouts hold brackets,
+        # so the ends of the result and of the operands are found by counting.
         end = _closing(rest, 0) if rest.startswith("(") else rest.index(" ")
         result, rest = rest[:end], rest[end:].lstrip()
         opcode, rest = rest.split("(", 1)

@@ -1,23 +1,23 @@
-"""Which matmuls and convolutions a compiled program has, in which dtypes and in which kernels."""
+"""The matmuls and convolutions of a compiled program: dtypes, kernels and FLOPs."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Iterator
 
 from ...interpreters.primitives.convolution_products import pairs_that_meet
 from .hlo import Instruction, Module, Shape, bits_of, dtype_name
-from .places import place_of
+from .locations import location_of
 from .report import CompiledProduct
 from .runs import Run, inside_fusions
 
-# What the compilers call of a library: cuBLAS, cuBLASLt, cuDNN, oneDNN. What holds more than one
-# product, as cuDNN's attention does, is no product: its inside is not in the text.
+# Library calls: cuBLAS, cuBLASLt, cuDNN, oneDNN. A call of more than one product, such as cuDNN's
+# attention, is no product: the text does not show its inside.
 _LIBRARY = re.compile(r"__(cublas|onednn)\$(?:\w+\$)*\w+$|__(cudnn)\$conv\w*$")
 # Fusions with a kernel of their own: "__ynn_fusion", "__triton_gemm", "__cudnn$fusion".
 _FUSED = re.compile(r'"kind":"__([a-z]+)')
-_FILTER = re.compile(r'"output_feature_dim":"(\d+)","shape":\[(.*?)\]')
 _OPCODES = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
 
 
@@ -30,14 +30,14 @@ def products(run: Run, module: Module, platform: str) -> Iterator[CompiledProduc
         name = name_of_product(instruction)
         if name is None or len(instruction.operands) < 2:
             continue
-        # Behind asynchronous copies an operand is a tuple, whose first array it is.
+        # An asynchronous copy returns a tuple, whose first array is the operand.
         lhs, rhs = (_first(within.get(operand)) for operand in instruction.operands[:2])
-        result, place = instruction.shapes[0], place_of(instruction, module)
+        result, location = instruction.shapes[0], location_of(instruction, module)
         flops = flops_of(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None
         library = _LIBRARY.match(name)
         kernel = (library[1] or library[2]) if library else (fused[1] if fused else "")
-        # A TPU writes every dot as a convolution, too.
-        is_convolution = "conv" in name and "dot" not in place.operation
+        # The TPU compiler writes every dot as a convolution.
+        is_convolution = "conv" in name and "dot" not in location.operation
         yield CompiledProduct(
             kind="convolution" if is_convolution else "dot",
             operands=(dtype_name(lhs.dtype), dtype_name(rhs.dtype)),
@@ -47,18 +47,18 @@ def products(run: Run, module: Module, platform: str) -> Iterator[CompiledProduc
             precision=_precision(instruction),
             flops=None if flops is None else flops * run.times,
             times=run.times,
-            scope=place.scope,
-            source=place.source,
+            scope=location.scope,
+            source=location.source,
         )
 
 
 def _first(operand: Instruction | None) -> Shape:
-    """Returns the shape of an operand; one without a dtype for a line that could not be read."""
+    """Returns the shape of an operand, without a dtype if its line could not be parsed."""
     return operand.shapes[0] if operand and operand.shapes else Shape("", ())
 
 
 def name_of_product(instruction: Instruction) -> str | None:
-    """Returns what an instruction multiplies by, None if it is no product."""
+    """Returns the opcode or library call of a product, None for any other instruction."""
     if instruction.opcode in _OPCODES:
         return instruction.opcode
     found = _LIBRARY.match(instruction.target)
@@ -75,11 +75,11 @@ def _precision(instruction: Instruction) -> str:
 
 
 def _sums(result: str, kernel: str, platform: str) -> str:
-    """Returns the dtype in which a product adds up; ``""`` where that is not known.
+    """Returns the dtype of the accumulator, ``""`` if it is unknown.
 
-    The units of TPUs and GPUs and the kernels of libraries add 16 bits up in float32. The code that
-    XLA:CPU writes itself for a ``dot`` adds up in the dtype of the result: 4,096 addends of one
-    sign lose half of their sum in bfloat16.
+    Matrix units of TPUs and GPUs and library kernels accumulate 16-bit products in float32. The
+    code that XLA:CPU generates for a ``dot`` accumulates in the dtype of the result: 4,096 addends
+    of one sign lose half of their sum in bfloat16.
     """
     if bits_of(result) > 16 or (platform == "cpu" and not kernel):
         return result
@@ -90,12 +90,12 @@ def _sums(result: str, kernel: str, platform: str) -> str:
 
 
 def flops_of(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
-    """Returns the FLOPs of one run of a product, None where the text does not say."""
+    """Returns the FLOPs of one run of a product, None if the text lacks its dimensions."""
     if instruction.opcode == "convolution":
         return _convolution_flops(instruction, lhs, rhs, result)
-    if instruction.target.startswith("__onednn"):
-        return _onednn_flops(instruction, lhs, rhs, result)
-    # cuBLAS keeps the dimensions of the dot in its configuration.
+    if instruction.target == "__onednn$matmul":
+        return 2 * result.elements * lhs.dims[-1]
+    # The configuration of cuBLAS holds the dimensions of the dot.
     dims = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
     text = dims[1] if dims else instruction.attribute("lhs_contracting_dims")
     if text is not None:
@@ -110,11 +110,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def _convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
-    """Counts the multiplications with an element of the input, not those with padding.
+    """Counts the products with an element of the input, not those with padding.
 
-    A TPU runs every dot as a convolution, batch dimensions among them as spatial ones whose padding
-    and dilation meet one element only: counting windows would make a batched dot of 12 heads 12
-    times too large.
+    A TPU runs every dot as a convolution, with batch dimensions as spatial ones whose padding and
+    dilation select one element: counting windows would make a batched dot of 12 heads 12 times too
+    large.
     """
     labels = instruction.attribute("dim_labels")
     lhs_labels, rhs_labels, result_labels = re.split("_|->", labels or "bf_io->bf")
@@ -134,25 +134,24 @@ def _convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result:
     return 2 * positions * batch * features * rhs.dims[rhs_labels.index("i")]
 
 
-def _window(attributes: str, rank: int) -> list[tuple[int, int, int, int]]:
+def _window(attributes: str, rank: int) -> list[tuple[int, ...]]:
     """Returns stride, low padding, dilation of the input and of the kernel for each dimension."""
     found = re.search(r"window=\{([^}]*)\}", attributes)
     fields = dict(field.split("=") for field in found[1].split()) if found else {}
 
     def per_dimension(name: str, default: str) -> list[str]:
-        return fields[name].split("x") if name in fields else [default] * rank
+        values = fields[name].split("x") if name in fields else [default] * rank
+        return [value.split("_")[0] for value in values]
 
-    strides = map(int, per_dimension("stride", "1"))
-    pads = (int(pad.split("_")[0]) for pad in per_dimension("pad", "0_0"))
-    lhs_dilations = map(int, per_dimension("lhs_dilate", "1"))
-    rhs_dilations = map(int, per_dimension("rhs_dilate", "1"))
-    return list(zip(strides, pads, lhs_dilations, rhs_dilations, strict=True))
+    defaults = {"stride": "1", "pad": "0_0", "lhs_dilate": "1", "rhs_dilate": "1"}
+    each = itertools.starmap(per_dimension, defaults.items())
+    return [tuple(map(int, dim)) for dim in zip(*each, strict=True)]
 
 
 def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
-    """Counts the FLOPs of a cuDNN convolution: each of the three kinds does the same products."""
+    """Counts the FLOPs of a cuDNN convolution: all three kinds have the same products."""
     # The operands are (input, kernel), (output gradient, kernel) or (input, output gradient).
-    # dim_labels say what stands where in the forward convolution: input_kernel->output.
+    # dim_labels are those of the forward convolution: input_kernel->output.
     output_labels = (instruction.attribute("dim_labels") or "").partition("->")[2]
     if "Filter" in instruction.target:
         kernel, output = result, rhs
@@ -162,15 +161,3 @@ def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape
         kernel, output = rhs, result
     features = output.dims[output_labels.index("f")]
     return 2 * output.elements * kernel.elements // max(features, 1)
-
-
-def _onednn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int | None:
-    if instruction.target.endswith("matmul"):
-        # Batches, rows and columns in this order, whichever stands first in an operand.
-        batches = math.prod(result.dims[:-2])
-        squared = lhs.elements * rhs.elements // max(result.elements * batches, 1)
-        return 2 * result.elements * math.isqrt(squared)
-    if (found := _FILTER.search(instruction.attributes)) is None:
-        return None
-    lengths = _numbers(found[2])
-    return 2 * result.elements * math.prod(lengths) // lengths[int(found[1])]

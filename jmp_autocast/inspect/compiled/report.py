@@ -1,4 +1,4 @@
-"""`CompiledReport`: what a compiler made of a program, as plain data and a page of text."""
+"""`CompiledReport`: the products and kernels of an executable as plain data and as text."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 from ..export import Exported, counted, cut, scaled, table
 from ..report.totals import item_size
 
-KINDS: tuple[str, ...] = ("product", "cast", "copy", "other")
-"""The kinds of kernels."""
+_PLURAL = {"product": "products", "cast": "casts", "copy": "copies", "other": "others"}
 
 _SHOWN = 20
 
@@ -22,18 +21,18 @@ class CompiledProduct:
     """A matmul or convolution that runs.
 
     Args:
-        kind: ``"dot"`` or ``"convolution"``, as the program has it: a TPU convolves for both.
+        kind: ``"dot"`` or ``"convolution"``, as in the program: a TPU convolves for both.
         operands: The dtypes of its two operands, as the kernel loads them.
         result: The dtype of its result.
-        sums: The dtype in which it adds up; ``""`` where that is not known.
+        sums: The dtype of the accumulator; ``""`` if it is unknown.
         kernel: The library or code generator that runs it: ``"cublas"``, ``"cudnn"``, ``"onednn"``,
             ``"ynn"``, ``"triton"``; ``""`` for the compiler's own code.
-        precision: The precision or dot algorithm that the program asked for, ``""`` by default. On
+        precision: The precision or dot algorithm that the program requests, ``""`` by default. On
             a TPU the default rounds float32 operands to bfloat16, on a GPU to TF32.
-        flops: Floating point operations, over all ``times``; None where the text does not say.
+        flops: Floating point operations, over all ``times``; None if the text lacks the dimensions.
         times: How often it runs in one run of the program.
-        scope: The scopes around it, joined by ``/``.
-        source: The source line, ``""`` where the text does not say.
+        scope: The enclosing scopes, joined by ``/``.
+        source: The source line, ``""`` if the text lacks it.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -60,19 +59,18 @@ class CompiledKernel:
     """A kernel that runs.
 
     Args:
-        name: Its name in the text of the module, as profiles have it.
-        kind: ``"product"`` if it multiplies matrices or convolves, whatever else it does;
-            ``"cast"`` if it does nothing but cast, ``"copy"`` if it does nothing but move;
-            ``"other"``, also for asynchronous copies.
+        name: Its name in the text of the module and in profiles.
+        kind: ``"product"`` if it holds a matmul or convolution; ``"cast"`` if it only casts,
+            ``"copy"`` if it only moves; else ``"other"``, also for asynchronous copies.
         operand: The dtype that a cast or copy loads; ``""`` for others.
-        result: The dtype that it stores, of several results the first.
+        result: The dtype that it stores; that of the first of several results.
         nbytes: The bytes that a cast or copy moves from and to the large memory, over all
-            ``times``: none from and to the memory on a chip. None for others.
+            ``times``, without those in the memory of the chip. None for others.
         cycles: The cycles that the TPU compiler estimates, over all ``times``; None without an
             estimate, as for asynchronous copies and on other devices.
         times: How often it runs in one run of the program.
-        scope: As of a `CompiledProduct`.
-        source: As of a `CompiledProduct`.
+        scope: The enclosing scopes, joined by ``/``.
+        source: The source line, ``""`` if the text lacks it.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -95,21 +93,20 @@ class CompiledKernel:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReport(Exported):
-    """What `jmp_autocast.explain_compiled` returns. All numbers have loops multiplied.
+    """The result of `jmp_autocast.explain_compiled`. Loops multiply all numbers.
 
     Args:
         name: The name of the module.
-        platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``""`` if it is not known.
-        products: The matmuls and convolutions, those inside fusions too, in program order.
+        platform: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``""`` if it is unknown.
+        products: The matmuls and convolutions, including those inside fusions, in program order.
         kernels: The kernels, in program order.
-        collectives: How often each exchange between devices runs, by kind and dtype:
-            ``"all-gather bfloat16"``.
-        calls: The custom calls whose inside the text does not show, each as often as it stands in
-            the text. They may multiply; their FLOPs count nowhere.
+        collectives: How often each collective runs, by name and dtype: ``"all-gather bfloat16"``.
+        calls: The targets of custom calls without an inside in the text, in text order. They may
+            multiply; their FLOPs count nowhere.
         loops_of_unknown_length: The number of loops whose body counts once.
-        temporary: The bytes of the compiler's own buffers; None where a text alone is read.
-        unread: The lines of the text that are not understood. None of them counts as anything else.
-        against: The program that it is shown beside, None without one.
+        temporary: The bytes of the compiler's own buffers; None for a text.
+        unread: The lines of the text that could not be parsed; no other number includes them.
+        against: The report of the program in ``against=``, None without one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -134,9 +131,7 @@ class CompiledReport(Exported):
 
     @property
     def cycles(self) -> int | None:
-        """The cycles that the TPU compiler estimates; None for any other device.
-
-        They are the compiler's estimate, and leave out asynchronous copies.
+        """The TPU compiler's estimate, without asynchronous copies; None for other devices.
 
         Example:
             >>> import jax.numpy as jnp
@@ -155,10 +150,11 @@ class CompiledReport(Exported):
             >>> explain_compiled(jnp.sin, jnp.ones(4)).cycles_by_kind()  # no TPU
             {'product': 0, 'cast': 0, 'copy': 0, 'other': 0}
         """
-        return {kind: _total(k.cycles for k in self._of(kind)) or 0 for kind in KINDS}
+        scopes = self.cycles_by_scope().values()
+        return {kind: sum(scope[kind] for scope in scopes) for kind in _PLURAL}
 
     def cycles_by_scope(self) -> dict[str, dict[str, int]]:
-        """Returns the estimated cycles in each scope by kind, without the scopes inside it.
+        """Returns the estimated cycles of each scope by kind, without its inner scopes.
 
         Example:
             >>> import jax.numpy as jnp
@@ -169,13 +165,13 @@ class CompiledReport(Exported):
         found: dict[str, dict[str, int]] = {}
         for kernel in self.kernels:
             if kernel.cycles is not None:
-                by_kind = found.setdefault(kernel.scope, dict.fromkeys(KINDS, 0))
+                by_kind = found.setdefault(kernel.scope, dict.fromkeys(_PLURAL, 0))
                 by_kind[kernel.kind] += kernel.cycles
         return found
 
     @property
     def product_flops(self) -> int:
-        """The FLOPs of matmuls and convolutions, as far as the text says them.
+        """The FLOPs of matmuls and convolutions, as far as they are known.
 
         Example:
             >>> import jax.numpy as jnp
@@ -186,7 +182,7 @@ class CompiledReport(Exported):
         return sum(product.flops or 0 for product in self.products)
 
     def by_dtype(self) -> dict[str, int]:
-        """Returns the FLOPs of products by the wider dtype of their operands, the most first.
+        """Returns the FLOPs of products by the wider dtype of their operands, largest first.
 
         Example:
             >>> import jax.numpy as jnp
@@ -200,13 +196,10 @@ class CompiledReport(Exported):
         return dict(counts.most_common())
 
     def share(self, dtype: str) -> float:
-        """Returns the share of the FLOPs of products whose operands have a dtype, from 0 to 1.
+        """Returns the share of a dtype in the FLOPs of products, from 0 to 1; 0 without products.
 
         Args:
-            dtype: Its name: ``"bfloat16"``.
-
-        Returns:
-            0 for a program without products.
+            dtype: The name of the wider operand dtype: ``"bfloat16"``.
 
         Example:
             >>> import jax.numpy as jnp
@@ -238,19 +231,23 @@ class CompiledReport(Exported):
     def __str__(self) -> str:
         """Returns the summary, totals, cycles by scope, and tables of products, casts and copies.
 
-        Totals and cycles stand beside those of the other program, if there is one.
+        Totals and cycles have a column for the program in ``against=``.
         """
         other, lines = self.against, [self.summary]
         if other is not None:
             lines.append(cut(f"against {other.summary}"))
-        lines += ["", *_totals_table(self._totals(), other and other._totals())]
+        totals = self._totals(), None if other is None else other._totals()
+        lines += ["", *_beside(*totals, ("",), "total", 9)]
         lines += ["", *notes] if (notes := list(self._notes())) else []
-        return "\n".join([*lines, *self._scopes(), *self._tables()])
+        if self.cycles is not None:
+            scopes = self._layers(), None if other is None else other._layers()
+            lines += ["", *_beside(*scopes, ("cycles", *_PLURAL.values()), "scope", 8)]
+        return "\n".join([*lines, *self._tables()])
 
-    def _totals(self) -> dict[str, int | None]:
+    def _totals(self) -> dict[str, tuple[int | None]]:
         by_kind = {} if self.cycles is None else self.cycles_by_kind()
         moved = {kind: _total(k.nbytes for k in self._of(kind)) for kind in ("cast", "copy")}
-        return {
+        totals = {
             "cycles (estimate)": self.cycles,
             **{f"  of {_PLURAL[kind]}": found for kind, found in by_kind.items()},
             "FLOPs of products": self.product_flops,
@@ -261,56 +258,40 @@ class CompiledReport(Exported):
             "kernels": sum(kernel.times for kernel in self.kernels),
             **self.collectives,
         }
+        return {name: (total,) for name, total in totals.items()}
 
-    def _scopes(self) -> Iterator[str]:
-        """Yields the table of cycles by scope and kind; layers that differ in numbers are one."""
-        own, other = self._by_layers(), self.against and self.against._by_layers()
-        columns = dict.fromkeys(("cycles", *_PLURAL.values()), ">8")
-        columns |= {"against": ">8", "ratio": ">5"} if other else {}
-
-        def cells(scope: str) -> list[str]:
-            numbers = [own[scope].total(), *(own[scope][kind] for kind in KINDS)]
-            beside = [other[scope].total()] if other else []
-            ratios = [_ratio(numbers[0], *beside)] if other else []
-            return [*map(_number, (*numbers, *beside)), *ratios, scope or "(no scope)"]
-
-        if self.cycles is not None:
-            scopes = sorted({**own, **(other or {})}, key=lambda scope: -own[scope].total())
-            columns |= {"scope": ""}
-            yield from ("", *table(columns, scopes, cells, _SHOWN, "more scopes"))
-
-    def _by_layers(self) -> Mapping[str, collections.Counter[str]]:
+    def _layers(self) -> dict[str, tuple[int, ...]]:
+        """Returns the cycles of each scope, all and by kind, largest first; layers are merged."""
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         for scope, cycles in self.cycles_by_scope().items():
-            counts[_layers(scope)].update(cycles)
-        return counts
+            counts[_without_numbers(scope) or "(no scope)"].update(cycles)
+        ordered = sorted(counts.items(), key=lambda item: -item[1].total())
+        return {scope: (kinds.total(), *map(kinds.get, _PLURAL)) for scope, kinds in ordered}
 
     def _notes(self) -> Iterator[str]:
         if self.cycles is not None:
-            yield "Cycles are the compiler's estimate, which leaves out asynchronous copies."
+            yield "Cycles are the compiler's estimate, without asynchronous copies."
         if loops := self.loops_of_unknown_length:
             yield f"{counted(loops, 'loop')} of unknown length, counted once."
         if unknown := sum(product.flops is None for product in self.products):
             yield f"The FLOPs of {counted(unknown, 'product')} are not known."
         if self.calls:
             names = ", ".join(dict.fromkeys(self.calls))
-            yield cut(f"{counted(len(self.calls), 'kernel')} of others, not looked into: {names}")
+            yield cut(f"{counted(len(self.calls), 'opaque kernel')}: {names}")
         if self.unread:
             yield cut(f"{counted(len(self.unread), 'line')} not understood: {self.unread[0]}")
 
     def _tables(self) -> Iterator[str]:
         products = [
-            ((dtypes_of(p), p.kernel or "-", _layers(p.scope), p.source), (p.times, p.flops))
+            ((dtypes_of(p), p.kernel or "-", p.scope, p.source), (p.times, p.flops))
             for p in self.products
         ]
         columns = {"times": ">5", "FLOPs": ">7", "dtypes": "32", "kernel": "8"}
         yield from _table("Products", columns, products)
         moves = [
-            (
-                (f"{k.kind} {k.operand} -> {k.result}", _layers(k.scope), k.source),
-                (k.times, k.nbytes, k.cycles),
-            )
-            for k in (*self._of("cast"), *self._of("copy"))
+            ((f"{x.kind} {x.operand} -> {x.result}", x.scope, x.source), numbers)
+            for x in self._of("cast") + self._of("copy")
+            for numbers in [(x.times, x.nbytes, x.cycles)]
         ]
         columns = {"times": ">5", "bytes": ">7", "cycles": ">7", "dtypes": "28"}
         yield from _table("Kernels that only cast or copy", columns, moves)
@@ -319,22 +300,15 @@ class CompiledReport(Exported):
         return [kernel for kernel in self.kernels if kernel.kind == kind]
 
 
-_PLURAL = {"product": "products", "cast": "casts", "copy": "copies", "other": "others"}
-
-
 def dtypes_of(product: CompiledProduct) -> str:
-    """Returns the dtypes of a product in a few words: operands, result and sums."""
+    """Returns the dtypes of operands, result and accumulator of a product in a few words."""
     text = f"{' x '.join(dict.fromkeys(product.operands))} -> {product.result}"
     text = f"conv {text}" if product.kind == "convolution" else text
     return f"{text} (sums too)" if product.sums in ("bfloat16", "float16") else text
 
 
-def _layers(scope: str) -> str:
+def _without_numbers(scope: str) -> str:
     return re.sub(r"\d+", "*", scope)
-
-
-def _ratio(own: int | None, other: int | None) -> str:
-    return f"{own / other:.2f}" if own and other else "-"
 
 
 def _total(numbers: Iterable[int | None]) -> int | None:
@@ -346,20 +320,30 @@ def _number(value: int | None) -> str:
     return "-" if value is None else scaled(value)
 
 
-def _totals_table(
-    own: Mapping[str, int | None], other: Mapping[str, int | None] | None
+def _beside(
+    own: Mapping[str, tuple[int | None, ...]],
+    other: Mapping[str, tuple[int | None, ...]] | None,
+    titles: Sequence[str],
+    name_title: str,
+    width: int,
 ) -> list[str]:
-    """Returns the lines of a table of totals, beside those of another program if there is one."""
-    pairs = {name: (own.get(name), (other or {}).get(name)) for name in {**own, **(other or {})}}
-    columns = {"": ">9", **({} if other is None else {"against": ">9", "ratio": ">6"}), "total": ""}
+    """Returns a table of numbers by name, with the first number of another program and a ratio."""
+    none = (None,) * len(titles)
+    columns = dict.fromkeys(titles, f">{width}")
+    if other is not None:
+        columns |= {"against": f">{width}", "ratio": f">{width - 3}"}
 
     def cells(name: str) -> list[str]:
-        mine, theirs = pairs[name]
-        beside = [] if other is None else [_number(theirs), _ratio(mine, theirs)]
-        return [_number(mine), *beside, name]
+        numbers = own.get(name, none)
+        if other is None:
+            return [*map(_number, numbers), name]
+        mine, theirs = numbers[0], other.get(name, none)[0]
+        ratio = f"{mine / theirs:.2f}" if mine and theirs else "-"
+        return [*map(_number, (*numbers, theirs)), ratio, name]
 
-    names = [name for name, pair in pairs.items() if pair != (None, None)]
-    return table(columns, names, cells, _SHOWN)
+    found = {**own, **(other or {})}
+    names = [name for name in found if {*own.get(name, none), *found[name]} != {None}]
+    return table({**columns, name_title: ""}, names, cells, _SHOWN, "more")
 
 
 def _table(
@@ -367,18 +351,18 @@ def _table(
     columns: dict[str, str],
     rows: Sequence[tuple[tuple[str, ...], tuple[int | None, ...]]],
 ) -> Iterator[str]:
-    """Yields the lines of a table; rows of the same words are one, the largest stand first."""
+    """Yields the lines of a table, largest first; rows of the same words are merged."""
     groups: dict[tuple[str, ...], list[tuple[int | None, ...]]] = collections.defaultdict(list)
-    for words, numbers in rows:
-        groups[words].append(numbers)
+    for (*words, scope, source), numbers in rows:
+        groups[*words, _without_numbers(scope), source.rpartition("/")[2]].append(numbers)
     merged = [
         (words, [_total(column) for column in zip(*found, strict=True)])
         for words, found in groups.items()
     ]
 
     def cells(row: tuple[tuple[str, ...], list[int | None]]) -> list[Any]:
-        (*words, source), (times, *numbers) = row
-        return [times, *map(_number, numbers), *words, source.rpartition("/")[2]]
+        words, (times, *numbers) = row
+        return [times, *map(_number, numbers), *words]
 
     if merged:
         merged.sort(key=lambda row: -(row[1][1] or 0))

@@ -1,25 +1,22 @@
-"""Which instructions of a compiled program run by themselves, and how often."""
+"""The instructions of a compiled program that run as kernels of their own, and how often."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from .hlo import Computation, Instruction, Module
-from .loops import trip_count
 
-# These take no time: they name a value, wait for one, or tell the compiler something.
+# These take no time: they name a value, wait for one, or annotate one for the compiler.
 _FREE = frozenset(
     """
     parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier
     partition-id replica-id get-dimension-size
     copy-done slice-done async-update async-done send-done recv-done
     all-gather-done all-reduce-done collective-permute-done
-    """.split()
-)
-_FREE_TARGETS = frozenset(
-    """
     AllocateBuffer AssumeGatherIndicesInBound ConcatBitcast
     Sharding SPMDFullToShardShape SPMDShardToFullShape
     """.split()
@@ -30,6 +27,9 @@ _COLLECTIVES = frozenset(
     collective-broadcast collective-permute
     """.split()
 )
+_KNOWN_STEPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
+# The steps that a comparison adds to the distance from the start to the limit.
+_COMPARISONS = {"LT": 0, "LE": 1, "GT": 0, "GE": 1, "NE": 0}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Run:
         instruction: The instruction.
         within: The computation that holds it.
         times: How often it runs in one run of the program.
-        steps: How often the body of a loop runs each time; None where the text does not say.
+        steps: The number of iterations of a loop; None if the text lacks it.
     """
 
     instruction: Instruction
@@ -55,18 +55,15 @@ class Run:
 
     @property
     def is_kernel(self) -> bool:
-        """Whether it computes: it is no loop, and exchanges nothing between devices."""
+        """Whether it computes: it is neither a loop nor a collective."""
         return not self.is_loop and collective_of(self.instruction) is None
 
 
 def runs(module: Module, weight: Callable[[Run], Any]) -> Iterator[Run]:
-    """Yields what runs, loops before their bodies; of a conditional the branch that weighs most.
+    """Yields the runs of a module, loops before their bodies.
 
-    A body of unknown count counts once. Collectives inside fusions are yielded after the fusion.
-
-    Args:
-        module: The module.
-        weight: Returns the weight of a run, for instance its cycles.
+    The body of a loop of unknown length counts once. Only the branch of a conditional with the
+    largest sum of ``weight`` counts. Collectives inside a fusion follow the fusion.
     """
     return _inside(module.computations[module.entry], 1, module, weight)
 
@@ -77,24 +74,23 @@ def _inside(
     for instruction in within.values():
         match instruction.opcode:
             case "while":
-                steps = trip_count(instruction, within, module)
+                steps = _trip_count(instruction, within, module)
                 yield Run(instruction, within, times, steps)
                 body = module.body(instruction, "body")
                 yield from _inside(body, times * (steps or 1), module, weight)
             case "conditional":
-                # One branch runs. The largest is the step that training is made of.
+                # The largest branch is the one that a training step takes.
                 branches = [
                     list(_inside(branch, times, module, weight))
-                    for branch in branches_of(instruction, module)
+                    for branch in _branches(instruction, module)
                 ]
                 yield from max(branches, key=lambda branch: sum(map(weight, branch)))
-            case "call":
-                yield from _inside(module.body(instruction, "to_apply"), times, module, weight)
-            case "async-start":
-                yield from _inside(module.body(instruction, "calls"), times, module, weight)
+            case "call" | "async-start" as opcode:
+                name = "to_apply" if opcode == "call" else "calls"
+                yield from _inside(module.body(instruction, name), times, module, weight)
             case _ if not is_free(instruction):
                 yield Run(instruction, within, times)
-                # The TPU compiler puts collectives into fusions with what they overlap with.
+                # The TPU compiler fuses collectives with the operations that overlap them.
                 for inner, inside in inside_fusions(instruction, within, module):
                     if collective_of(inner) is not None:
                         yield Run(inner, inside, times)
@@ -102,7 +98,7 @@ def _inside(
 
 def is_free(instruction: Instruction) -> bool:
     """Whether an instruction takes no time."""
-    return instruction.opcode in _FREE or instruction.target in _FREE_TARGETS
+    return not _FREE.isdisjoint((instruction.opcode, instruction.target))
 
 
 def collective_of(instruction: Instruction) -> str | None:
@@ -111,10 +107,8 @@ def collective_of(instruction: Instruction) -> str | None:
     return name if name in _COLLECTIVES else None
 
 
-def branches_of(instruction: Instruction, module: Module) -> list[Computation]:
-    """Returns the branches of a conditional."""
-    listed = instruction.attribute("branch_computations")
-    if listed:
+def _branches(instruction: Instruction, module: Module) -> list[Computation]:
+    if listed := instruction.attribute("branch_computations"):
         names = [name.strip().lstrip("%") for name in listed.strip("{}").split(",")]
         return [module.computations[name] for name in names]
     return [module.body(instruction, f"{answer}_computation") for answer in ("true", "false")]
@@ -129,3 +123,58 @@ def inside_fusions(
         for inner in body.values():
             yield inner, body
             yield from inside_fusions(inner, body, module)
+
+
+# --- loops --------------------------------------------------------------------------------------
+
+
+def _trip_count(loop: Instruction, within: Computation, module: Module) -> int | None:
+    """Returns the number of iterations of a ``while``, None if the text lacks it.
+
+    XLA:CPU and XLA:GPU write the number. In the text of the TPU compiler the condition compares a
+    counter with a constant, and the body adds a constant to the counter.
+    """
+    if found := _KNOWN_STEPS.search(loop.attributes):
+        return int(found[1])
+    condition = module.body(loop, "condition")
+    comparison = next((i for i in condition.values() if i.opcode == "compare"), None)
+    if comparison is None:
+        return None
+    extra = _COMPARISONS.get(comparison.attribute("direction") or "")
+    sides = [condition[name] for name in comparison.operands]
+    limits = [_constant(side) for side in sides]
+    if extra is None or limits.count(None) != 1:
+        return None
+    (limit,) = [limit for limit in limits if limit is not None]
+    index = sides[limits.index(None)]
+    counter = index.opcode == "get-tuple-element" and index.attribute("index")
+    if not counter:
+        return None
+    step = _step(module.body(loop, "body"), int(counter))
+    return math.ceil((abs(limit - _start(within, loop, int(counter))) + extra) / abs(step))
+
+
+def _constant(instruction: Instruction) -> int | None:
+    is_number = instruction.opcode == "constant" and re.fullmatch(r"-?\d+", instruction.inside)
+    return int(instruction.inside) if is_number else None
+
+
+def _start(within: Computation, loop: Instruction, counter: int) -> int:
+    """Returns the initial value of the counter, 0 if it is no constant of the text."""
+    state = within.get(loop.operands[0])
+    if state is None or state.opcode != "tuple":
+        return 0
+    first = within.get(state.operands[counter])
+    while first is not None and first.opcode in ("copy", "bitcast"):
+        first = within.get(first.operands[0])
+    return (first is not None and _constant(first)) or 0
+
+
+def _step(body: Computation, counter: int) -> int:
+    """Returns the increment of the counter per iteration, 1 if the text lacks it."""
+    root = next(i for i in body.values() if i.is_root)
+    following = body.get(root.operands[counter]) if root.opcode == "tuple" else None
+    if following is None or following.opcode not in ("add", "subtract"):
+        return 1
+    steps = [_constant(body[name]) for name in following.operands if name in body]
+    return next((step for step in steps if step), 1)

@@ -1,1 +1,1 @@
-"""What rounding each operation to 16 bits does to a program's results, from one backward pass."""
+"""The effect of rounding each operation to 16 bits on a program's results, in one backward pass."""

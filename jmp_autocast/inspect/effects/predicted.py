@@ -1,9 +1,9 @@
-"""The effect of lowering each operation of a function: one backward pass in float32 gives them all.
+"""The effects of lowering the operations of a function, from one backward pass in float32.
 
 To first order the change of a scalar is the rounding error of an operation times its cotangent,
-summed over the elements. The scalar is the function's result where that is a loss. Other results
-are added up with random signs, each array in units of its norm: the mean square of the change is
-then the square of the relative error.
+summed over the elements. The scalar is the function's result if that is a loss. Other results are
+summed with random signs, each array in units of its norm: the mean square of the change is then the
+square of the relative error.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Effect(NamedTuple):
 
     Args:
         change: The change of the loss to first order; without a loss the same as ``spread``.
-        spread: The root of the sum of the squares of its parts: how large the change is if the
+        spread: The root of the sum of the squares of its parts, which is the size of the change if
             errors are independent. Without a loss it is the relative error.
-        in_range: The dtype holds the operation's values, and its cotangents.
+        in_range: The dtype can represent the values of the operation, and its cotangents.
     """
 
     change: float
@@ -41,20 +41,20 @@ class Effect(NamedTuple):
 
     @property
     def size(self) -> float:
-        """How large the change may be; infinite for what the dtype does not hold."""
+        """An estimate of the largest change; infinite for values out of the dtype's range."""
         return max(abs(self.change), self.spread) if self.in_range else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """The pass of a function for arguments of one form.
+    """The measuring pass of a function, for arguments of one form.
 
     Args:
-        operations: What is looked at.
-        sites: The sites.
+        operations: The measured operations.
+        sites: Their sites.
         run: From arrays to `NUMBERS` of each site.
         has_loss: The result is a loss.
-        gradients: A cotangent that the dtype does not hold counts, too.
+        gradients: Cotangents out of the dtype's range count, too.
         error: The error of JAX for a function that it cannot differentiate, else ``""``.
     """
 
@@ -75,7 +75,7 @@ class Pass:
         found = {}
         for operation, (change, square, lost, off, size) in sums.items():
             if size:
-                # Of a cotangent that underflows or overflows at least half is lost.
+                # A cotangent that underflows or overflows loses at least half of its size.
                 in_range = not lost and not (self.gradients and off > size / 2)
                 spread = math.sqrt(square)
                 found[operation] = Effect(change if self.has_loss else spread, spread, in_range)
@@ -96,7 +96,7 @@ def pass_of(
         arrays: Its arguments.
         operations: The operations.
         dtype: The dtype that they are rounded to.
-        gradients: As for `Pass`: the first result is a loss, also beside other arrays.
+        gradients: Cotangents count; the first result is a loss, also if other arrays follow.
     """
     closed = fresh_make_jaxpr(fn, *arrays)
     avals = [aval_of(v) for v in body_of(closed).outvars]
@@ -120,7 +120,7 @@ def pass_of(
         return found
     try:
         traced = as_function(fresh_make_jaxpr(run, *arrays))
-    except Exception as error:  # JAX, or a rule of the user's own, may refuse in any way
+    except Exception as error:  # JAX, or a derivative rule of the user, may raise anything
         text = f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"
         return dataclasses.replace(found, sites=(), error=text)
     first = lambda *arrays: traced(*arrays)[0]  # noqa: E731

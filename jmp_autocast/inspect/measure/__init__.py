@@ -1,1 +1,1 @@
-"""What the values of a program are when it runs, equation by equation."""
+"""Tools that run a program and measure its values: `check_numerics` and `compare`."""

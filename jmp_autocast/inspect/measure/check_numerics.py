@@ -1,4 +1,4 @@
-"""`check_numerics`: which equation makes the first infinity or NaN."""
+"""`check_numerics`: finds the equation with the first infinity or NaN."""
 
 from __future__ import annotations
 
@@ -13,16 +13,7 @@ import jax.numpy as jnp
 from ...autocast import opened
 from ...call.arguments import Call, check_function, flatten, name_of
 from ...call.outputs import as_traced
-from ...interpreters.compat import (
-    ClosedJaxpr,
-    Tracer,
-    body_of,
-    consts_of,
-    fresh_make_jaxpr,
-    is_ref,
-    jaxpr_as_fun,
-    mark_frames,
-)
+from ...interpreters import compat
 from ...policies.callables import has_hash
 from ...policies.choices import check_choice
 from ...policies.errors import with_usage
@@ -34,7 +25,7 @@ from .numerics_probe import NumericsProbe
 from .numerics_report import NumericsReport, bad_message
 from .side_by_side import Program
 
-mark_frames(__file__)
+compat.mark_frames(__file__)
 
 Mode = Literal["raise", "collect", "overflow"]
 
@@ -55,23 +46,23 @@ def check_numerics(fn: Callable[P, Any], *, mode: Mode) -> Callable[P, Any]: ...
 def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[..., Any]:
     """Counts infinities, NaNs and values that float16 cannot hold, equation by equation.
 
-    The function runs as it is, with or without `autocast`; what is inside loops, branches, calls
-    and checkpoints is counted as well. To check the backward pass, check the gradient:
+    The function runs as it is, with or without `autocast`; equations inside loops, branches, calls
+    and checkpoints count as well. To check the backward pass, check the gradient:
     ``check_numerics(jax.grad(autocast(loss)))``. An infinity that the program itself contains, as
-    in a mask, is not a fault. A fault is an equation that makes a NaN from operands without one, or
-    an infinity from finite operands.
+    in a mask, is not a fault. A fault is a NaN from operands without one, or an infinity from
+    finite operands.
 
     Outside of ``jit`` and on one device, the check runs equation by equation, and compiles each
     kind of equation once. Inside ``jit`` and on several devices it is compiled as a whole, which
-    takes up to 32 times as long as to compile the function. It is traced once per signature, as
-    with ``jit``. Use it to find a fault, not to train. The modes are those of Paddle's
+    takes up to 32 times as long as compiling the function. It is traced once per signature, as with
+    ``jit``. Use it to find a fault, not to train. The modes are those of Paddle's
     ``TensorCheckerConfig``.
 
     Args:
         fn: The function.
         mode: ``"raise"``: the first fault is an error. ``"collect"``: returns the result and a
-            report of all equations. ``"overflow"``: as ``"collect"``, and a value beyond float16's
-            range counts as a fault; for the float32 function, to see what float16 would do to it.
+            report of all equations. ``"overflow"``: also a value beyond float16's range is a fault;
+            for the float32 function, to find the overflows of float16.
 
     Returns:
         A function of the same arguments: in mode ``"raise"`` of the same result, else of a pair of
@@ -98,28 +89,28 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
         >>> report.first is None
         True
     """
-    check_function(fn, "check_numerics", "Pass the function itself; what comes back is called.")
+    check_function(fn, "check_numerics", "Pass the function itself, and call the result.")
     check_choice("mode", mode, get_args(Mode))
-    # One object per function: it holds the traces, and they go when it goes.
+    # The object holds the traces of the function, and is freed with the function.
     checked = _Checked(fn, mode)
     # A function, not the object: a class may use it as a method.
     return functools.wraps(fn, updated=())(lambda *args, **kwargs: checked(args, kwargs))
 
 
 class _ClosesOverTracersError(Exception):
-    """The trace reads tracers of an outer one, so that no other call may use it."""
+    """The trace uses tracers of an outer trace, so no other call may use it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Declared:
-    """A traced function: equal to itself alone, as what `jax.jit` holds must be.
+    """A traced function, equal to itself alone, so that `jax.jit` may hold it.
 
     Args:
         closed: The jaxpr.
-        unflatten: Makes its outputs what the function returns.
+        unflatten: Converts its outputs to the result of the function.
     """
 
-    closed: ClosedJaxpr
+    closed: compat.ClosedJaxpr
     unflatten: Callable[..., Any]
 
 
@@ -139,13 +130,12 @@ class _Checked:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
-            # A function that is opened is equal to that of the next call; the user's own may have
-            # no hash.
+            # An opened function equals that of the next call; the user's own may have no hash.
             fn = None if call.fn is self._fn else call.fn
             traced = self._traced(fn, *split((call.args, call.kwargs)))
             (outputs, report), unflatten = traced.arrays, traced.static
             if self._mode == "raise":
-                if any(isinstance(x, Tracer) for x in jax.tree.leaves(report)):
+                if any(isinstance(x, compat.Tracer) for x in jax.tree.leaves(report)):
                     jax.debug.callback(_raise, report)  # known when an outer jit runs
                 else:
                     _raise(report)
@@ -159,50 +149,48 @@ class _Checked:
             except _ClosesOverTracersError:
                 pass
             else:
-                # Equation by equation each kind of equation is compiled once, and each kind of
-                # count: the gradient of a GPT of 12 layers takes 8 s of CPU time, where the
-                # compilation of one program takes 63 s.
+                # Equation by equation each kind of equation is compiled once: the gradient of a GPT
+                # of 12 layers takes 8 s of CPU time, and compiling one program takes 63 s.
                 if not _is_traced(arrays) and is_on_one_device(declared.closed, arrays):
                     return self._run(declared, *map(on_device, arrays))
                 return self._compiled(declared, *self._undifferentiated(arrays))
-        # For this call alone: nothing is left in a cache of JAX. Tracers that the function closes
-        # over become arguments. JAX does not notice that a function with a derivative rule is
-        # differentiated by what it closes over.
+        # For this call alone, without JAX's caches. Closed-over tracers become arguments, because
+        # JAX does not notice a derivative with respect to closed-over tracers in a custom rule.
         call, closed = self._program(fn, signature, arrays)
-        converted, hoisted = jax.closure_convert(jaxpr_as_fun(closed), *arrays)
-        closed = fresh_make_jaxpr(converted, *arrays, *hoisted)
+        converted, hoisted = jax.closure_convert(compat.jaxpr_as_fun(closed), *arrays)
+        closed = compat.fresh_make_jaxpr(converted, *arrays, *hoisted)
         run = jax.jit(functools.partial(self._run, _Declared(closed, call.unflatten)))
         return run(*self._undifferentiated([*arrays, *hoisted]))
 
     def _declare(self, fn: Any, signature: Signature, *arrays: Any) -> Traced:
-        """Traces the function and runs nothing: what it gives is held by the trace of `jax.jit`."""
+        """Traces the function and runs nothing; the trace of `jax.jit` holds the result."""
         call, closed = self._program(fn, signature, arrays)
-        # JAX would find the trace again in the next outer trace, where these tracers are gone.
-        if any(isinstance(x, Tracer) for x in consts_of(closed)):
+        # JAX would reuse the trace in the next outer trace, without these tracers.
+        if any(isinstance(x, compat.Tracer) for x in compat.consts_of(closed)):
             raise _ClosesOverTracersError
         return Traced((), _Declared(closed, call.unflatten))
 
     def _program(self, fn: Any, signature: Signature, arrays: Sequence[Any]) -> tuple[Call, Any]:
         args, kwargs = signature.rebuilt(arrays)
         call = flatten(self._fn if fn is None else fn, (), args, kwargs)
-        return call, fresh_make_jaxpr(call.traceable, *arrays)
+        return call, compat.fresh_make_jaxpr(call.traceable, *arrays)
 
     def _run(self, declared: _Declared, *arrays: Any) -> Traced:
-        # Counting all that a report shows takes XLA twice as long to compile as NaNs and infinities
-        # alone, and the message of an error has no more than these.
+        # All counts of a report take XLA twice as long to compile as NaNs and infinities alone, and
+        # the message of an error has only these.
         probe = NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise")
         evaluated = Evaluator(probe).start(declared.closed, [Program()], arrays)
-        pairs = zip(evaluated.outputs, body_of(declared.closed).outvars, strict=True)
-        # An equation that is bound again may lose a weak type.
+        pairs = zip(evaluated.outputs, compat.body_of(declared.closed).outvars, strict=True)
+        # Binding an equation again may lose a weak type.
         outputs = [as_traced(x, v.aval, "same") for (x,), v in pairs]
         equations = tuple(measured_equations(declared.closed))
         report = NumericsReport(self._name, self._mode, equations, evaluated.readings)
         return Traced((outputs, report), declared.unflatten)
 
     def _undifferentiated(self, arrays: Sequence[Any]) -> list[Any]:
-        """Returns arrays that nobody may differentiate: custom derivative rules are not run.
+        """Returns arrays that raise if differentiated, because custom derivative rules do not run.
 
-        Refs stay as they are: JAX has no rule for one in a function with a derivative rule.
+        Refs stay as they are: JAX does not allow them in a function with a derivative rule.
         """
 
         @jax.custom_jvp
@@ -217,14 +205,14 @@ class _Checked:
                 f"check_numerics(jax.grad({self._name}))."
             )
 
-        others = iter(same(*(x for x in arrays if not is_ref(jax.typeof(x)))))
-        return [x if is_ref(jax.typeof(x)) else next(others) for x in arrays]
+        others = iter(same(*(x for x in arrays if not compat.is_ref(jax.typeof(x)))))
+        return [x if compat.is_ref(jax.typeof(x)) else next(others) for x in arrays]
 
 
 def _is_traced(arrays: Sequence[Any]) -> bool:
-    """Whether computing on arrays becomes a part of an outer trace."""
+    """Whether operations on arrays become part of an outer trace."""
     probe = jnp.zeros((), jnp.int32) + 1
-    return any(isinstance(x, Tracer) for x in (probe, *arrays))
+    return any(isinstance(x, compat.Tracer) for x in (probe, *arrays))
 
 
 def _raise(report: NumericsReport) -> None:

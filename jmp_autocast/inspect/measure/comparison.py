@@ -1,16 +1,17 @@
-"""`Comparison`: where a program in mixed precision departs from the float32 one."""
+"""`Comparison`: the errors of a program in mixed precision, by equation and by scope."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
-from ..export import Exported, cut, place, table
+from ..export import Exported, cut, located, table
 from .cotangents import Tap
 from .error_probe import COMPUTED, ArrayError, ErrorReading
-from .measured import MeasuredEquation, each_reading, scopes_of
+from .measured import MeasuredEquation, each_reading
 
 # Twenty rows fit on a screen. The comparison holds all.
 _SHOWN = 20
@@ -18,16 +19,16 @@ _SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class Comparison(Exported):
-    """What `jmp_autocast.compare` returns.
+    """The result of `jmp_autocast.compare`.
 
     Args:
         name: The function's name.
         compute_dtype: The policy's compute dtype.
-        rows: A row per equation that makes floats, the largest introduced error first.
+        rows: A row per equation with float results, the largest introduced error first.
         outputs: The errors of the float outputs, by their position.
-        cotangents: A row per value of the forward pass, for the cotangent that the backward pass
-            gives it, the largest introduced error first; empty without ``argnums``. What is inside
-            loops and branches has none.
+        cotangents: A row per value of the forward pass with the error of its cotangent, the largest
+            introduced error first; empty without ``argnums``. Values inside loops and branches
+            have no row.
         gradients: The errors of the gradients, by the path of the argument.
 
     Example:
@@ -85,8 +86,8 @@ class Comparison(Exported):
         """Returns the errors of each scope, forward and backward, in program order.
 
         Args:
-            depth: How many names of a scope count: 1 for the parts of the outermost module. None
-                for all.
+            depth: The number of names of a scope that count: 1 for the parts of the outermost
+                module. None for all.
 
         Example:
             >>> import jax, jax.numpy as jnp
@@ -98,38 +99,34 @@ class Comparison(Exported):
             >>> [each.scope for each in comparison.by_scope(depth=1)]
             ['layer']
         """
-        # A scope stands where its first equation does, so that a model reads from its input on.
-        rows = sorted(self.rows, key=lambda row: row.index)
-        values, cotangents = scopes_of(rows, depth), scopes_of(self.cotangents, depth)
-        found = []
-        for scope in dict.fromkeys([*values, *cotangents]):
-            made, taken = values.get(scope, []), cotangents.get(scope, [])
-            each = ScopeError(
+        groups: dict[str, tuple[list[ComparisonRow], list[ComparisonRow]]] = {}
+        # A scope has the position of its first equation.
+        for kind, rows in enumerate((sorted(self.rows, key=attrgetter("index")), self.cotangents)):
+            for row in rows:
+                scope = "/".join(row.scope.split("/")[:depth])
+                groups.setdefault(scope, ([], []))[kind].append(row)
+        return tuple(
+            ScopeError(
                 scope,
-                max((row.introduced for row in made), default=0.0),
-                max((row.error for row in made), default=0.0),
-                _weighted(taken),
+                max((row.introduced for row in values), default=0.0),
+                max((row.error for row in values), default=0.0),
+                _weighted(cotangents),
             )
-            found.append(each)
-        return tuple(found)
+            for scope, (values, cotangents) in groups.items()
+        )
 
     def __str__(self) -> str:
         """Returns the summary, the scopes and equations with the largest errors, and gradients."""
         lines = [self.summary, "", *_table(self.rows)]
         scopes = self.by_scope()
         if len(scopes) > 1:
-            lines += [
-                "",
-                "by scope: the largest errors of values, and the mean one of cotangents",
-                "",
-            ]
-            lines += _scope_table(scopes)
+            title = "by scope: the largest errors of values, and the mean one of cotangents"
+            lines += ["", title, "", *_scope_table(scopes)]
         if self.gradients:
-            lines += ["", "cotangents, by what is added to the error of those before", ""]
+            lines += ["", "cotangents, by the error added to that of earlier cotangents", ""]
             lines += _table(self.cotangents)
             columns = {"of all": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "gradient": ""}
             cells = lambda item: (item[1].share, item[1].error, item[1].cosine, item[0])  # noqa: E731
-            # Those first that add most to the error of all.
             rows = sorted(self.gradients.items(), key=lambda item: -item[1].share)
             lines += ["", *table(columns, rows, cells, _SHOWN)]
         return "\n".join(lines)
@@ -138,8 +135,8 @@ class Comparison(Exported):
 def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:
     columns = {"introduced": ">10.2g", "error": ">8.2g"}
     columns |= {"of cotangents": ">13.2g", "scope": ""}
-    # The worst ones alone, in either direction: a deep model has hundreds of scopes. What is shown
-    # stands in program order, so that one sees an error grow from layer to layer.
+    # Only the worst scopes of either direction: a deep model has hundreds. In program order, errors
+    # are seen to grow from layer to layer.
     worst = sorted(scopes, key=lambda each: -max(each.introduced, each.cotangent_error))
     shown = {each.scope for each in worst[:_SHOWN]}
     ordered = [each for each in scopes if each.scope in shown] + worst[_SHOWN:]
@@ -151,12 +148,12 @@ def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:
 
 
 def _table(rows: Sequence[ComparisonRow]) -> list[str]:
-    # Two digits: an error is that of one run on one batch, and its third digit is chance. The
-    # cosine has five, because 0.9999 and 0.99999 are errors of 1.4 % and of 0.4 %.
+    # Two digits: the third digit of an error on one batch is chance. The cosine has five, because
+    # 0.9999 and 0.99999 are errors of 1.4 % and of 0.4 %.
     columns = {"introduced": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "largest": ">9.3g"}
 
     def cells(row: ComparisonRow) -> list[Any]:
-        where = place(row.primitive, row.computed, row.scope, source=row.source)
+        where = located(row.primitive, row.computed, row.scope, source=row.source)
         return [row.introduced, row.error, row.cosine, row.largest, where]
 
     return table({**columns, "equation": ""}, rows, cells, _SHOWN)
@@ -169,19 +166,19 @@ class ComparisonRow(MeasuredEquation):
     Args:
         scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
         source: The user's source line.
-        primitive: The primitive that makes it.
+        primitive: The primitive of its producer.
         inside: The loops, branches and device maps around it, outermost first.
-        backward: It belongs to a backward pass that JAX made; true of a cotangent.
+        backward: It belongs to a backward pass that JAX created; True for a cotangent.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result as the program declares it.
         computed: The dtype in the mixed program, ``""`` for one that autocast does not touch.
-        introduced: The relative error that the equation itself makes. For a cotangent, what is
-            added to the error of the cotangents that it is computed from.
+        introduced: The relative error that the equation itself introduces. For a cotangent, the
+            error added to that of the cotangents that it depends on.
         error: The relative error of the value: the norm of the difference over the norm of the
-            float32 program's value. Infinite where ``lost`` is not 0.
+            float32 program's value. Infinite if ``lost`` is not 0.
         cosine: The cosine of the angle between the two values.
         lost: The number of elements that are infinite or NaN in the mixed program alone.
-        introduced_lost: The number of those that the equation itself makes so.
+        introduced_lost: The number of elements that the equation itself makes infinite or NaN.
         largest: The largest finite magnitude in the float32 program.
         runs: How often the equation ran. Errors and cosine are those of the worst run.
         index: The position in program order, of the equation or of the value.
@@ -214,8 +211,8 @@ class GradientError(ArrayError):
         cosine: The cosine of the angle between the two.
         lost: The number of elements that are infinite or NaN in the mixed program alone.
         largest: The largest finite magnitude in the float32 program.
-        share: The norm of the difference over the norm of all float32 gradients together: what this
-            one adds to the error of the step. A gradient that is 0 but for rounding, as that of the
+        share: The norm of the difference over the norm of all float32 gradients together: its part
+            of the error of the step. A gradient that is 0 except for rounding, such as that of the
             bias of a key in attention, has a large error and a small share.
 
     Example:
@@ -234,11 +231,7 @@ class GradientError(ArrayError):
 def gradient_errors(
     measured: Mapping[str, tuple[ArrayError, tuple[float, float]]],
 ) -> dict[str, GradientError]:
-    """Returns the errors of gradients, by the path of the argument.
-
-    Args:
-        measured: What was measured of each: its distance, the norm of the difference, its own norm.
-    """
+    """Returns the errors of gradients by path, given errors, norms of differences, and norms."""
     whole = math.hypot(*(norm for _, (_, norm) in measured.values()))
 
     def share(difference: float) -> float:
@@ -254,12 +247,7 @@ def gradient_errors(
 def equation_rows(
     equations: Iterable[MeasuredEquation], readings: ErrorReading
 ) -> tuple[ComparisonRow, ...]:
-    """Returns a row per equation.
-
-    Args:
-        equations: The equations.
-        readings: What was measured of each, as arrays with an element per equation.
-    """
+    """Returns a row per equation, from readings with an element per equation."""
     rows = []
     for index, (equation, reading) in enumerate(each_reading(equations, readings)):
         numbers = reading._asdict() | {"computed": COMPUTED[reading.computed], "index": index}
@@ -270,24 +258,18 @@ def equation_rows(
 def cotangent_rows(
     taps: Sequence[Tap], distances: Sequence[ArrayError]
 ) -> tuple[ComparisonRow, ...]:
-    """Returns a row per cotangent, which is computed from the cotangents of its value's readers.
-
-    Args:
-        taps: The values whose cotangents were taken.
-        distances: What was measured of each cotangent.
-    """
+    """Returns a row per tap; a cotangent depends on the cotangents of the value's consumers."""
     carried = [0.0] * len(taps)
     for tap, distance in zip(taps, distances, strict=True):
         for source in tap.sources:
             carried[source] = max(carried[source], distance.error)
     rows = []
-    measured = enumerate(zip(taps, distances, carried, strict=True))
-    for index, (tap, distance, before) in measured:
+    for index, (tap, distance, before) in enumerate(zip(taps, distances, carried, strict=True)):
         error = distance.error
-        # Errors that have nothing to do with each other add up like the sides of a right angle:
-        # what is added is sqrt(error**2 - before**2), here without squares that could overflow.
+        # Squares of independent errors add up. The difference of squares is factored, because a
+        # square could overflow.
         added = math.sqrt((error - before) * (error + before)) if error > before else 0.0
-        # Where a cotangent before it is lost already, this equation is not the one that lost it.
+        # A cotangent with a lost source is not lost here.
         lost = 0 if math.isinf(before) else distance.lost
         numbers = dataclasses.asdict(distance) | {"introduced": added, "introduced_lost": lost}
         fields = dataclasses.asdict(tap.equation) | {"computed": "", "runs": 1}
@@ -296,18 +278,18 @@ def cotangent_rows(
 
 
 def _ranked(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
-    # By what a row introduces: its error is mostly that of the rows before it.
+    # By the introduced error: most of the total error comes from earlier rows.
     return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScopeError:
-    """The errors of the values that are made in one scope, and of their cotangents.
+    """The errors of the values computed in one scope, and of their cotangents.
 
     Args:
         scope: The ``jax.named_scope`` names, joined by ``/``; ``""`` outside of every scope.
-        introduced: The largest error that one of them introduces.
-        error: The largest error of what they make.
+        introduced: The largest introduced error of a value.
+        error: The largest error of a value.
         cotangent_error: The mean error of their cotangents, each weighted by its largest magnitude.
 
     Example:
@@ -328,8 +310,8 @@ class ScopeError:
 
 
 def _weighted(group: Sequence[ComparisonRow]) -> float:
-    # Weighted, because some cotangents cancel: that of a softmax's maximum is 0, and what both
-    # programs have instead is rounding noise of 1e-8, with an error of 150 %.
+    # Weighted, because some cotangents cancel: that of a softmax's maximum is 0, so both programs
+    # have rounding noise of 1e-8, with an error of 150 %.
     if any(math.isinf(row.error) for row in group):
         return math.inf
     total = sum(row.largest for row in group)

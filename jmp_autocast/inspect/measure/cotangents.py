@@ -1,12 +1,12 @@
-"""Cotangents of what equations make: how a backward pass goes wrong, value by value.
+"""The cotangents of the results of equations: the errors of a backward pass, value by value.
 
-A zero is added to each result, and the program is differentiated by the zeros: the gradient of a
-zero is the cotangent of its result. Calls are entered. Loops, branches and functions with a
-derivative rule of their own are not, and count as one equation each.
+A zero is added to each result, and the program is differentiated with respect to the zeros: the
+gradient of a zero is the cotangent of its result. Calls are inlined. Loops, branches and functions
+with a derivative rule of their own count as one equation each.
 
-A result that does not depend on the chosen arguments gets no zero. The backward pass of training
-makes no cotangent of it, and the zero would make it differentiable, which functions of Equinox
-refuse where they have no rule for an operand.
+A result that does not depend on the chosen arguments gets no zero. It has no cotangent in training,
+and the zero would make it differentiable: Equinox functions without a rule for an operand reject
+that.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _BACKWARD = Around(backward=True)
 
 
 class Tap(NamedTuple):
-    """A value whose cotangent is asked for.
+    """A value whose cotangent is measured.
 
     Args:
-        equation: The equation that makes it.
-        sources: The positions of the taps that it is computed from.
+        equation: Its producer.
+        sources: The positions of the taps that it depends on.
     """
 
     equation: MeasuredEquation
@@ -45,11 +45,11 @@ class Tap(NamedTuple):
 
 
 class Tapper(SideBySide[Around]):
-    """Runs a program with a zero added to results that its equations make.
+    """Runs a program with a zero added to the results of its equations.
 
     Args:
-        zeros: The zeros, by the position of the result among `taps`; None to find out which
-            results are differentiated.
+        zeros: The zeros, by the position of the result among `taps`; None to find the
+            differentiated results.
 
     Attributes:
         taps: All results that could have a cotangent.
@@ -64,38 +64,32 @@ class Tapper(SideBySide[Around]):
         self.differentiated: set[int] = set()
 
     def outputs(self, closed: ClosedJaxpr, program: Program, arrays: Sequence[Any]) -> list[Any]:
-        """Runs a whole program, and returns its outputs.
-
-        Args:
-            closed: The jaxpr.
-            program: How its equations are run.
-            arrays: The arguments.
-        """
+        """Runs a whole program, and returns its outputs."""
         outputs = self.run(closed, [program], self.given((x,) for x in arrays), _BACKWARD)
         return [value.arrays[0] for value in outputs]
 
     def inside(self, site: Site[Around], operands: list[Values]) -> list[Values]:
-        """Runs what a call holds, within the scopes around the call."""
+        """Runs the body of a call, within the scopes around the call."""
         return super().inside(site._replace(context=site.context.at(site.eqn)), operands)
 
     def enters(self, eqn: JaxprEqn) -> bool:
         """True for a call, but not for a checkpoint.
 
-        Its equations run again in the backward pass: a zero added inside would be one of its
-        residuals, and the program would no longer be the one that trains.
+        The equations of a checkpoint run again in the backward pass: a zero added inside would be
+        one of its residuals, and change the program.
         """
         return eqn.primitive.name in CALLS and not runs_again(eqn)
 
     def emit(self, site: Site[Around], operands: list[Values]) -> list[Values]:
-        """Runs one equation, and taps what it makes."""
+        """Runs one equation, and taps its results."""
         i, eqn, (program,), context = site
         sources = refs_of(operands)
         results = program.emit(i, eqn, [value.arrays[0] for value in operands])
         here, made = context.at(eqn), []
         for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True)):
             refs = sources
-            # An input or a constant that is only moved has no tap: with a zero added it would be a
-            # computed value, and the gradients of its 16-bit copies would be added in 16 bits.
+            # A moved input or constant has no tap: with a zero added it would be a computed value,
+            # and the gradients of its 16-bit copies would accumulate in 16 bits.
             if is_differentiable(v.aval) and not program.is_source(i, k):
                 at = len(self.taps)
                 refs = frozenset((at,))
@@ -108,12 +102,12 @@ class Tapper(SideBySide[Around]):
     def _tapped(self, at: int, x: Value) -> Value:
         if self._zeros is None:
             return Value(_noticed(x.array, lambda: self.differentiated.add(at)))
-        # The zero has the dtype of the value, and so has its gradient: the cotangent as it is.
+        # The zero has the dtype of the value, and so its gradient is the exact cotangent.
         return Value(x.array + on_this_mesh(self._zeros[at])) if at in self._zeros else x
 
 
 def _noticed(x: Any, differentiated: Callable[[], None]) -> Any:
-    """Returns an array as it is, and makes a call where JAX differentiates it."""
+    """Returns an array as it is, and calls back if JAX differentiates it."""
 
     @jax.custom_jvp
     def same(x: Any) -> Any:
@@ -129,16 +123,16 @@ def _noticed(x: Any, differentiated: Callable[[], None]) -> Any:
     return same(x)
 
 
-def cotangents(
+def tapped(
     closed: ClosedJaxpr, program: Program, arrays: Sequence[Any], wrt: Sequence[int]
 ) -> tuple[list[Tap], list[Any], list[Any]]:
-    """Returns the values of a program that have a cotangent, these, and gradients of arguments.
+    """Returns the values of a program with a cotangent, their cotangents, and gradients.
 
     Args:
         closed: The jaxpr of a function whose first output is a scalar float.
-        program: How its equations are run.
+        program: The way to run its equations.
         arrays: The arguments.
-        wrt: The positions of the arguments whose gradients are asked for.
+        wrt: The positions of the differentiated arguments.
     """
     chosen = [arrays[i] for i in wrt]
 
@@ -146,8 +140,7 @@ def cotangents(
         outputs = of_positions(lambda *xs: tapper.outputs(closed, program, xs), arrays, wrt)
         return outputs(*chosen)[0]
 
-    # Once without zeros, and without computing anything: nobody knows before which results JAX
-    # differentiates, nor their shapes.
+    # An abstract run without zeros finds the results that JAX differentiates, and their shapes.
     finder = Tapper()
     jax.eval_shape(jax.grad(functools.partial(scalar, finder)), chosen)
     found = sorted(finder.differentiated)
@@ -156,10 +149,10 @@ def cotangents(
     gradient: Callable[..., Any] = jax.grad(
         lambda zeros, chosen: scalar(Tapper(zeros), chosen), argnums=(0, 1)
     )
-    made, gradients = gradient(zeros, chosen)
+    of_taps, gradients = gradient(zeros, chosen)
     position = {at: k for k, at in enumerate(found)}
     taps = [
         tap._replace(sources=frozenset(position[at] for at in tap.sources if at in position))
         for tap in (finder.taps[at] for at in found)
     ]
-    return taps, [made[at] for at in found], gradients
+    return taps, [of_taps[at] for at in found], gradients

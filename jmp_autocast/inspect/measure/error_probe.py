@@ -1,4 +1,4 @@
-"""How far a program in mixed precision is from the float32 one, equation by equation."""
+"""The errors of a program in mixed precision, equation by equation."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import numpy as np
 from jax import lax
 
 from .devices import is_whole_on_device, materialized, on_mesh_of, readable
+from .evaluator import EquationRun, Probe
 from .measured import as_real, is_measurable, largest_element
-from .recorder import EquationRun, Probe
 
-# Names of the dtypes that a result may have in the mixed program, by the code that stands for them
-# in a reading, which has to be an array; "" is any other.
+# The dtypes of results in the mixed program; a reading holds the position, since it has to be an
+# array. "" is any other dtype.
 COMPUTED = ("", "float64", "float32", "float16", "bfloat16")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True, slots=True)
 class ArrayError:
-    """How far an array, such as an output, is from its reference.
+    """The error of an array, such as an output, against its reference.
 
     It is a pytree, so that a jitted function may return it.
 
@@ -52,19 +52,18 @@ class ErrorReading(NamedTuple):
     """The errors of equations, each in its worst run.
 
     Args:
-        error: As for `ArrayError`, of the result from the float32 program's; so are the next three.
-        cosine: See there.
-        lost: See there.
-        largest: See there.
-        introduced: The error that the equation alone makes: it runs on the float32 program's
-            operands, rounded to the dtypes that it reads.
+        error: The error of the result, and in the next three fields the rest of its `ArrayError`.
+        cosine: The cosine of the angle.
+        lost: The number of elements that are no longer finite.
+        largest: The largest magnitude of the reference.
+        introduced: The error of the equation alone: it runs on the float32 program's operands,
+            rounded to the dtypes of its operands in the mixed program.
         introduced_lost: The number of elements that it alone makes infinite or NaN.
         runs: How often it ran.
         computed: The dtype in the mixed program, as a position in `COMPUTED`.
     """
 
-    # The defaults are those of an equation that has not run. It made no error, and what it did not
-    # make points where the reference points: the cosine of that angle is 1.
+    # The defaults are those of an equation that has not run: it has no error, and the angle 0.
     error: Any = np.float32(0)
     cosine: Any = np.float32(1)
     lost: Any = np.uint32(0)
@@ -75,18 +74,9 @@ class ErrorReading(NamedTuple):
     computed: Any = np.uint32(0)
 
 
-# How two runs of an equation become one reading. All keep the worst, but counts add up.
-_MERGED = {
-    "error": jnp.maximum,
-    "cosine": jnp.minimum,
-    "lost": jnp.add,
-    "largest": jnp.maximum,
-    "introduced": jnp.maximum,
-    "introduced_lost": jnp.add,
-    "runs": jnp.add,
-    # The code of a narrower dtype is the larger one: one run in 16 bits makes the row a 16-bit one.
-    "computed": jnp.maximum,
-}
+# Two runs of an equation become one reading: the maximum, except for these fields. The code of a
+# narrower dtype is the larger one: one run in 16 bits makes the row a 16-bit one.
+_MERGED = {"cosine": jnp.minimum} | dict.fromkeys(("lost", "introduced_lost", "runs"), jnp.add)
 
 
 class ErrorProbe(Probe):
@@ -95,10 +85,10 @@ class ErrorProbe(Probe):
     unread: Any = ErrorReading()
 
     def measure(self, run: EquationRun) -> tuple[_Sums, _Sums, Any]:
-        """Returns the sums from which the errors of an equation follow, and its dtype's code."""
+        """Returns the sums for the errors of an equation, and the code of its dtype."""
         declared, mixed = run.operands
-        # On the float32 program's operands, rounded as they are read: what earlier equations did
-        # wrong is not in them, so that the error of the result is this equation's own.
+        # The float32 program's operands, rounded, have no errors of earlier equations, so the error
+        # of the result is this equation's own.
         read = list(map(_as_read, declared, mixed))
         alone = [materialized(x) for x in run.again(1, read)]
         measured = [
@@ -118,31 +108,20 @@ class ErrorProbe(Probe):
 
     def merge(self, first: ErrorReading, second: ErrorReading) -> ErrorReading:
         """Returns the readings of two runs of the same equations, ``first`` the earlier."""
-        return ErrorReading(
-            **{n: way(getattr(first, n), getattr(second, n)) for n, way in _MERGED.items()}
-        )
+        pairs = zip(ErrorReading._fields, first, second, strict=True)
+        return ErrorReading(*(_MERGED.get(name, jnp.maximum)(x, y) for name, x, y in pairs))
 
 
 def distance(reference: Any, result: Any) -> ArrayError:
-    """Returns how far an array is from its reference.
-
-    Args:
-        reference: An array of floats or complex numbers.
-        result: An array of the same shape.
-    """
+    """Returns the error of an array of floats or complex numbers against its reference."""
     return distance_and_norms(reference, result)[0]
 
 
 def distance_and_norms(reference: Any, result: Any) -> tuple[ArrayError, tuple[Any, Any]]:
-    """Returns how far an array is from its reference, and the norms whose ratio is the error.
+    """Returns the error of an array, and the norms whose ratio is the error.
 
-    Args:
-        reference: An array of floats or complex numbers.
-        result: An array of the same shape.
-
-    Returns:
-        The distance; and the norms of the difference, infinite where an element became infinite or
-        NaN, and of the reference, over the elements that are finite in both.
+    The norms are those of the difference, infinite if an element became infinite or NaN, and of the
+    reference, over the elements that are finite in both.
     """
     with on_mesh_of(reference):
         sums = _sums(reference, result)
@@ -150,12 +129,7 @@ def distance_and_norms(reference: Any, result: Any) -> tuple[ArrayError, tuple[A
 
 
 def largest_difference(reference: Any, result: Any) -> Any:
-    """Returns the largest difference between two elements of arrays of one shape.
-
-    Args:
-        reference: An array of floats or complex numbers.
-        result: An array of the same shape.
-    """
+    """Returns the largest difference between two elements of arrays of one shape."""
     a, b = _wide(reference, result)
     # Both may mask with an infinity, whose difference to itself is NaN.
     return largest_element(jnp.where(a == b, 0.0, jnp.abs(a - b)))
@@ -185,7 +159,7 @@ class _Sums(NamedTuple):
 def _sums(reference: Any, result: Any) -> _Sums:
     a, b = _wide(reference, result)
     known, lost = jnp.isfinite(a), jnp.isfinite(a) & ~jnp.isfinite(b)
-    # What is not finite in the reference is no fault of the mixed program, and is left out.
+    # Elements that are not finite in the reference are left out.
     largest = jnp.max(jnp.where(known, jnp.abs(a), 0.0))
     both = known & ~lost
     # Unscaled, the square of 1e20 is infinite and that of 1e-23 is 0, in float32.
@@ -196,7 +170,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
     # All sums in one pass over both arrays.
     add = lambda xs, ys: tuple(map(operator.add, xs, ys))  # noqa: E731
     count, *sums = lax.reduce(parts, starts, add, tuple(range(a.ndim)))
-    # The sums themselves are scaled, and 32 bits hold them: those of all dtypes stand in one array.
+    # The sums are scaled, so float32 is enough, and those of all dtypes fit into one array.
     return _Sums(count, *(x.astype(jnp.float32) for x in (*sums, largest)))
 
 
@@ -227,7 +201,7 @@ def _distance(sums: _Sums) -> ArrayError:
 
 
 def _error(sums: _Sums) -> Any:
-    """Returns the relative error, infinity where an element became infinite or NaN."""
+    """Returns the relative error, infinity if an element became infinite or NaN."""
     some = sums.reference > 0
     relative = jnp.sqrt(sums.difference / jnp.where(some, sums.reference, 1.0))
     # Relative to zero any difference is infinite, and no difference is none.
@@ -244,11 +218,11 @@ def _wide(reference: Any, result: Any) -> tuple[Any, Any]:
 
 
 def _as_read(declared: Any, mixed: Any) -> Any:
-    """Returns the float32 program's operand in the dtype that the mixed program's has."""
+    """Returns the float32 program's operand in the dtype of the mixed program's."""
     dtype = getattr(mixed, "dtype", None)
     if dtype is None or getattr(declared, "dtype", dtype) == dtype:
         return declared
-    # An equation that brings an array to another mesh reads one of a mesh that is not its own.
+    # The operand of a `reshard` may be on another mesh than that of the trace.
     with on_mesh_of(declared):
         avals = jax.typeof(declared), jax.typeof(mixed)
         if not all(is_measurable(aval) and is_whole_on_device(aval) for aval in avals):
@@ -258,8 +232,8 @@ def _as_read(declared: Any, mixed: Any) -> Any:
 
 @jax.jit
 def _cast_and_clamped(declared: Any, mixed: Any) -> Any:
-    # The mixed program masks with the largest finite number of 16 bits where the program has that
-    # of float32: what is finite there is not infinite to this equation.
+    # The mixed program replaces the largest finite float32 of a mask by that of the 16-bit dtype,
+    # so a finite value of the mixed program must not become infinite here.
     cast = lax.convert_element_type(declared, mixed.dtype)
     clamped = jnp.isfinite(declared) & ~jnp.isfinite(cast) & jnp.isfinite(mixed)
     return jnp.where(clamped, mixed, cast)

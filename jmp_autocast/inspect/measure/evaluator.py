@@ -1,36 +1,181 @@
 """Runs programs side by side, and takes a reading at each equation.
 
-Loops stay loops: the readings of what is inside are carried along and merged over the iterations.
-Where programs could part ways (a branch, the end of a ``while``) all follow the first one.
+Loops stay loops: the readings of a body are carried along and merged over the iterations. At a
+branch and at the end of a ``while`` all programs follow the first one.
+
+XLA compiles one operation on a vector much faster than the same operation on a hundred scalars. So
+an equation contributes a few scalars when it runs, and the readings of all equations between two
+loops are computed together.
 """
 
 from __future__ import annotations
 
+import abc
 import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ...interpreters.compat import AnyJaxpr, JaxprEqn, collective_axes, device_varying
-from ...interpreters.primitives.structure import (
-    Body,
-    bodies,
-    scan_direction,
-    shard_map_options,
-)
-from .devices import materialized, on_each_device
+from ...interpreters.compat import AnyJaxpr, JaxprEqn, Tracer, collective_axes, device_varying
+from ...interpreters.primitives import structure
+from ...interpreters.primitives.structure import Body, bodies
+from .devices import materialized, on_each_device, on_mesh_of, on_this_mesh
 from .measured import is_measurable, is_measured, largest_element, measured_equations
-from .recorder import EquationRun, Probe, Recorder, concatenated, flags_of
 from .side_by_side import Arrays, Programs, SideBySide, Site, Values, refs_of
+
+Flags: TypeAlias = Callable[[], Any]
+"""Returns the flags of a value, the bits of an integer, once an equation needs them."""
+
+
+class EquationRun(NamedTuple):
+    """One equation that has just run, in all programs.
+
+    Args:
+        eqn: The equation.
+        operands: Its operands, per program.
+        results: Its results, per program.
+        again: Runs the equation once more, given the number of a program and operands.
+    """
+
+    eqn: JaxprEqn
+    operands: list[list[Any]]
+    results: list[list[Any]]
+    again: Any
+
+
+class Probe(abc.ABC):
+    """Measures equations. A reading is a pytree of arrays with one element per equation."""
+
+    unread: Any
+    """The reading of an equation that has not run, as scalars."""
+
+    has_flags: bool = False
+    """Whether readings depend on flags of operands, such as "it holds a NaN"."""
+
+    @abc.abstractmethod
+    def measure(self, run: EquationRun) -> Any:
+        """Returns a few numbers about one run of an equation, as a pytree."""
+
+    def flags_of(self, array: Any) -> Any:
+        """Returns the flags of an array that is no result of a measured equation."""
+        return 0
+
+    def flags_made(self, measured: Any) -> Any:
+        """Returns the flags of the results of an equation, given its measurements."""
+        return 0
+
+    @abc.abstractmethod
+    def settle(self, measured: Any, held: Any, ticks: Any) -> Any:
+        """Returns the readings of equations that have each run once.
+
+        Args:
+            measured: The measurements, an element per equation.
+            held: The flags of their operands, an element per equation; None if there are none.
+            ticks: The number of equations that ran before each.
+        """
+
+    @abc.abstractmethod
+    def merge(self, first: Any, second: Any) -> Any:
+        """Returns the readings of two runs of the same equations, ``first`` the earlier."""
+
+    def nothing(self, count: int) -> Any:
+        """Returns the readings of equations that have not run."""
+        return jax.tree.map(lambda x: jnp.full(count, x), self.unread)
+
+
+def flags_of(probe: Probe, array: Any) -> frozenset[Flags]:
+    """Returns the flags of an array that is no result of a measured equation."""
+
+    @functools.cache
+    def flags() -> Any:
+        with on_mesh_of(array):
+            bits = probe.flags_of(array)
+        return on_this_mesh(bits)
+
+    return frozenset((flags,))
+
+
+class Recorder:
+    """The readings of a jaxpr so far, in the order of its measured equations.
+
+    Args:
+        probe: The probe.
+        tick: The number of measured equations that ran before.
+    """
+
+    def __init__(self, probe: Probe, tick: Any) -> None:
+        self._probe = probe
+        self._measured: list[Any] = []
+        self._held: list[Any] = []
+        # A jaxpr may hold no measured equation, and its readings are arrays all the same.
+        self._readings = [probe.nothing(0)]
+        self.tick: Any = tick
+
+    @property
+    def readings(self) -> Any:
+        """The readings of the equations that have run."""
+        return concatenated(self._readings)
+
+    def add(self, run: EquationRun, read: Iterable[Flags]) -> frozenset[Flags]:
+        """Measures an equation, and returns the flags of its results, given those of operands."""
+        measured = self._probe.measure(run)
+        if not _is_traced(measured):
+            measured = jax.device_get(measured)
+        self._measured.append(measured)
+        if not self._probe.has_flags:
+            return frozenset()
+        held = (on_this_mesh(flags()) for flags in read)
+        self._held.append(functools.reduce(operator.or_, held, np.uint8(0)))
+        made = functools.cache(lambda: self._probe.flags_made(on_this_mesh(measured)))
+        return frozenset((made,))
+
+    def take(self, readings: Any, tick: Any) -> None:
+        """Appends the readings of the bodies of an equation, with the tick after them."""
+        self._readings.append(readings)
+        self.tick = tick
+
+    def settle(self) -> None:
+        """Turns measurements into readings: before a loop or a branch, and at the end."""
+        measured, held = self._measured, self._held
+        self._measured, self._held = [], []
+        # A tick of another mesh goes on here.
+        self.tick = on_this_mesh(self.tick)
+        count = len(measured)
+        if not count:
+            return
+        # Ticks put the runs of all equations in one order, also over the iterations of a loop: a
+        # fault of an earlier iteration comes before one of an earlier equation.
+        ticks = self.tick + jnp.arange(count, dtype=jnp.uint32)
+        settle = jax.jit(self._probe.settle)
+        flags = _stacked(held) if held else None
+        self.take(settle(_stacked(measured), flags, ticks), self.tick + jnp.uint32(count))
+
+
+def _stacked(measured: Sequence[Any]) -> Any:
+    """Returns measurements as arrays with an element per equation."""
+    # For known numbers XLA would compile a program with an argument for each.
+    numpy = jnp if _is_traced(measured) else np
+    return jax.tree.map(lambda *xs: numpy.stack(xs), *on_this_mesh(measured))
+
+
+def _is_traced(tree: Any) -> bool:
+    return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
+
+
+def concatenated(parts: Sequence[Any]) -> Any:
+    """Returns the readings of several groups of equations as one."""
+    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *on_this_mesh(parts))
 
 
 class Evaluated(NamedTuple):
-    """What running a jaxpr gave. It is a pytree: loops carry it, and branches return it.
+    """The outcome of a jaxpr. It is a pytree: loops carry it, and branches return it.
 
     Args:
         outputs: Its outputs.
@@ -44,15 +189,11 @@ class Evaluated(NamedTuple):
 
 
 class Evaluator(SideBySide[Recorder]):
-    """Runs jaxprs in all programs, and takes readings.
-
-    Args:
-        probe: What is measured.
-    """
+    """Runs jaxprs in all programs, and takes the readings of a probe."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        # What has a jaxpr inside that cannot be run in its place. Its readings stand apart.
+        # Primitives whose bodies cannot be inlined: these have readings of their own.
         self._rules: dict[str, Callable[..., Evaluated]] = {
             "cond": self._cond,
             "scan": self._scan,
@@ -61,47 +202,30 @@ class Evaluator(SideBySide[Recorder]):
         }
 
     def start(self, jaxpr: AnyJaxpr, programs: Programs, arrays: Sequence[Any]) -> Evaluated:
-        """Runs a whole program on the same arguments in all programs.
-
-        Args:
-            jaxpr: The closed jaxpr.
-            programs: The programs.
-            arrays: The arguments.
-        """
+        """Runs a closed jaxpr on the same arguments in all programs."""
         # Counts are uint32: without x64 JAX has no wider integer, and int32 would end at 2**31.
         return self._measure(jaxpr, programs, [(x,) * len(programs) for x in arrays], jnp.uint32(0))
 
     def _measure(
         self, jaxpr: AnyJaxpr, programs: Programs, args: Sequence[Arrays], tick: Any
     ) -> Evaluated:
-        """Runs a jaxpr whose readings stand apart: that of a program, loop, branch or device map.
-
-        Args:
-            jaxpr: The jaxpr.
-            programs: The programs of this jaxpr.
-            args: Its arguments.
-            tick: The number of measured equations that ran before.
-        """
+        """Runs a program, or the body of a loop, branch or device map, from a tick on."""
         recorder = Recorder(self._probe, tick)
         outputs = self.run(jaxpr, programs, self.given(args), recorder)
         recorder.settle()
         return Evaluated([value.arrays for value in outputs], recorder.readings, recorder.tick)
 
-    def steers(self, x: Any) -> Any:
-        """Returns what says which branch runs, and whether a loop goes on, for what it says."""
-        return x
-
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
-        """Returns values that no measured equation of this jaxpr made."""
+        """Returns values that no measured equation of this jaxpr has computed."""
         # The flags are those of the first program, which all others follow.
         return [Values(x, flags_of(self._probe, x[0])) for x in arrays]
 
     def enters(self, eqn: JaxprEqn) -> bool:
-        """True for an equation that is measured by what is inside it."""
+        """True for an equation that is measured by its bodies."""
         return bool(bodies(eqn))
 
     def inside(self, site: Site[Recorder], operands: list[Values]) -> list[Values]:
-        """Runs what is inside an equation; what a call holds is run in its place."""
+        """Runs the bodies of an equation; the body of a call is inlined."""
         rule = self._rules.get(site.eqn.primitive.name)
         if rule is None:
             return super().inside(site, operands)
@@ -123,14 +247,14 @@ class Evaluator(SideBySide[Recorder]):
         if is_measured(eqn):
             if self._probe.has_flags and (axes := collective_axes(eqn)):
                 refs = refs_of(self.given((_on_all_devices(x, axes),) for x in arrays[0]))
-            # With several programs there are several reductions over a result. Over that of one
-            # program there is one, and to compile a branch per result cost more than it saved.
+            # Several programs need several reductions over a result. One program needs one, and
+            # compiling a branch per result cost more than it saved.
             if len(programs) > 1:
                 results = [[materialized(x) for x in each] for each in results]
             refs = recorder.add(EquationRun(eqn, arrays, results, run), refs)
         return [Values(each, refs) for each in zip(*results, strict=True)]
 
-    # --- what has a jaxpr inside that cannot be run in its place ------------------------------
+    # --- bodies that cannot be inlined --------------------------------------------------------
 
     def _cond(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
         branches, inner = bodies(site.eqn), site.inner()
@@ -145,10 +269,10 @@ class Evaluator(SideBySide[Recorder]):
 
             return run
 
-        # The branch is the float32 program's in all programs. Where a rounding changed the index,
-        # the values of two branches would stand side by side, and nothing could be said of them.
-        index, rest = self.steers(operands[0][0]), [operands[i] for i in branches[0].operands]
-        return lax.switch(index, [branch(k) for k in range(len(branches))], rest, tick)
+        # The index is the float32 program's in all programs: values of different branches could not
+        # be compared.
+        rest = [operands[i] for i in branches[0].operands]
+        return lax.switch(operands[0][0], [branch(k) for k in range(len(branches))], rest, tick)
 
     def _scan(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
         (body,), (programs,) = bodies(site.eqn), site.inner()
@@ -160,11 +284,11 @@ class Evaluator(SideBySide[Recorder]):
             found = self._measure(body.jaxpr, programs, args, state.tick)
             # Readings are merged, not stacked: a scan of 1,000 steps would return 1,000 of each.
             merged = self._probe.merge(state.readings, found.readings)
-            made, count = found.outputs, len(carry)
-            return Evaluated(made[:count], merged, found.tick), made[count:]
+            count = len(carry)
+            return Evaluated(found.outputs[:count], merged, found.tick), found.outputs[count:]
 
         start = Evaluated(carry, *device_varying((self._nothing(body), tick)))
-        end, stacked = lax.scan(step, start, scanned, **scan_direction(site.eqn))
+        end, stacked = lax.scan(step, start, scanned, **structure.scan_direction(site.eqn))
         return end._replace(outputs=[*end.outputs, *stacked])
 
     def _while(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
@@ -174,49 +298,49 @@ class Evaluator(SideBySide[Recorder]):
         start = [operands[i] for i in body.operands[body.fixed :]]
         merge = self._probe.merge
 
-        def ask(carry: list[Arrays], tick: Any) -> tuple[Any, Any, Any]:
+        def predicate(carry: list[Arrays], tick: Any) -> tuple[Any, Any, Any]:
             found = self._measure(cond.jaxpr, of_cond, [*for_cond, *carry], tick)
-            return self.steers(found.outputs[0][0]), found.readings, found.tick
+            return found.outputs[0][0], found.readings, found.tick
 
         def step(state: Any) -> Any:
-            before, asked, (carry, done, tick) = state
+            before, in_cond, (carry, in_body, tick) = state
             found = self._measure(body.jaxpr, of_body, [*for_body, *carry], tick)
             outputs = [_where(before, *pair) for pair in zip(found.outputs, carry, strict=True)]
-            # The end of the loop is the float32 program's, as the branch of a `cond` is.
-            goes_on, again, tick = ask(outputs, found.tick)
-            done = merge(done, found.readings)
-            return goes_on, merge(asked, again), Evaluated(outputs, done, tick)
+            # The loop ends with that of the float32 program, as a `cond` takes its branch.
+            goes_on, again, tick = predicate(outputs, found.tick)
+            in_body = merge(in_body, found.readings)
+            return goes_on, merge(in_cond, again), Evaluated(outputs, in_body, tick)
 
-        # The predicate is asked once more than the body runs, so its readings are carried, too:
-        # a predicate of `lax.while_loop` returns nothing but a bool.
-        goes_on, asked, tick = ask(start, tick)
-        asked, done, tick = device_varying((asked, self._nothing(body), tick))
-        state = goes_on, asked, Evaluated(start, done, tick)
-        _, asked, last = lax.while_loop(lambda state: jnp.any(state[0]), step, state)
-        return last._replace(readings=concatenated([asked, last.readings]))
+        # The predicate runs once more than the body, so its readings are carried, too: a predicate
+        # of `lax.while_loop` returns nothing but a bool.
+        goes_on, in_cond, tick = predicate(start, tick)
+        in_cond, in_body, tick = device_varying((in_cond, self._nothing(body), tick))
+        state = goes_on, in_cond, Evaluated(start, in_body, tick)
+        _, in_cond, last = lax.while_loop(lambda state: jnp.any(state[0]), step, state)
+        return last._replace(readings=concatenated([in_cond, last.readings]))
 
     def _shard_map(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
         (held,), (programs,) = bodies(site.eqn), site.inner()
-        options = shard_map_options(site.eqn)
+        options = structure.shard_map_options(site.eqn)
         mesh, manual = options["mesh"], options["axis_names"]
         axes = tuple(a for a in mesh.axis_names if a in manual)
 
         def body(arrays: list[Arrays], tick: Any) -> Evaluated:
             found = self._measure(held.jaxpr, programs, arrays, tick)
             readings = jax.tree.map(lambda x: x[None], device_varying(found.readings))
-            # Devices may run a different number of equations, as in a branch. The largest number
-            # is the one after which all have run.
+            # Devices may run a different number of equations, as in a branch. After the largest
+            # number all have run.
             return Evaluated(found.outputs, readings, lax.pmax(device_varying(found.tick), axes))
 
-        # The programs have equal shapes, and are laid out alike.
+        # The programs have equal shapes and shardings.
         specs = (options["in_specs"], options["out_specs"])
         given, made = ([(spec,) * len(programs) for spec in each] for each in specs)
         options["in_specs"] = (given, PartitionSpec())
         options["out_specs"] = Evaluated(made, PartitionSpec(axes), PartitionSpec())
         found: Evaluated = jax.shard_map(body, **options)(operands, tick)
         devices = range(math.prod(mesh.shape[a] for a in axes))
-        # Merged outside of the map, in the order of the devices: the first run that made a fault is
-        # then the same in each call.
+        # Merged outside of the map, in the order of the devices: the first run with a fault is then
+        # the same in each call.
         readings = on_each_device(found.readings)
         each = [jax.tree.map(lambda x, k=k: x[k], readings) for k in devices]
         return found._replace(readings=functools.reduce(self._probe.merge, each))
@@ -227,10 +351,10 @@ class Evaluator(SideBySide[Recorder]):
 
 
 def _where(goes_on: Any, new: Arrays, old: Arrays) -> Arrays:
-    """Returns what a loop carries on, per program.
+    """Returns the next carry of a loop, per program.
 
-    A loop under `vmap` has a predicate for each element of the batch, which is the first dimension
-    of all that it carries. It runs until the last of them ends, and keeps what the others had.
+    A loop under `vmap` has a predicate for each element of the batch, the first dimension of all
+    carries. It runs until the last of them ends, and keeps the carries of the others.
     """
     if not jnp.ndim(goes_on):
         return new
@@ -239,10 +363,10 @@ def _where(goes_on: Any, new: Arrays, old: Arrays) -> Arrays:
 
 
 def _on_all_devices(x: Any, axes: Sequence[Any]) -> Any:
-    """Returns what is not finite in an operand of a collective, from all devices that take part.
+    """Returns the infinities and NaNs of an operand of a collective, from all its devices.
 
-    A NaN that a sum over devices returns may come from an operand on another device, and then this
-    equation did not make it.
+    A NaN in a sum over devices may come from an operand on another device, which is then no fault
+    of this equation.
     """
     if not is_measurable(jax.typeof(x)):
         return x

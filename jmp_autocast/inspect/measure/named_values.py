@@ -1,8 +1,8 @@
-"""Two different programs, value by value, where a name says which values belong together.
+"""Compares two different programs, value by value, by names.
 
-A value has a name if ``jax.ad_checkpoint.checkpoint_name`` gives it one, or if it is the last one
-that a ``jax.named_scope`` makes: what a module returns. Values inside of loops and branches have
-none: a loop over tokens makes as many as it has iterations.
+A value has a name from ``jax.ad_checkpoint.checkpoint_name``, or as the last value computed in a
+``jax.named_scope``: the output of a module. Values inside of loops and branches have none, since a
+loop over tokens computes one per iteration.
 """
 
 from __future__ import annotations
@@ -13,24 +13,19 @@ from typing import Any
 
 import jax
 
-from ...call.arguments import check_function, name_of
-from ...interpreters.compat import (
-    AnyJaxpr,
-    ClosedJaxpr,
-    JaxprEqn,
-    bound,
-    consts_of,
-    literal_value,
-)
+from ...autocast import opened
+from ...call.arguments import check_function, flatten, name_of
+from ...interpreters import compat
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.reading import checkpoint_name_in
 from ...interpreters.primitives.structure import bodies, is_call
 from ...policies.errors import wrong_type
-from ..calls import traced
 from ..export import Exported, cut, table
 from ..signature import Traced
 from .error_probe import ArrayError, distance, largest_difference
 from .measured import is_measurable, user_scopes
+
+compat.mark_frames(__file__)
 
 _SHOWN = 40
 OUTPUT = "output "
@@ -38,17 +33,17 @@ OUTPUT = "output "
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamedError(ArrayError):
-    """How far one value of a program is from the value of that name in another.
+    """The error of one value of a program against the value of that name in another.
 
     Args:
         error: The relative error: the norm of the difference over that of the first value.
         cosine: The cosine of the angle between the two.
         lost: The number of elements that are infinite or NaN in the second program alone.
         largest: The largest finite magnitude in the first program.
-        name: The scopes, joined by ``/``, or the name that `checkpoint_name` gave.
+        name: The scopes, joined by ``/``, or the name given by `checkpoint_name`.
         dtypes: The dtype in either program.
-        difference: The largest difference of two elements. Of log-probabilities it is the logarithm
-            of the largest importance ratio.
+        difference: The largest difference of two elements. For log-probabilities it is the
+            logarithm of the largest importance ratio.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -68,7 +63,7 @@ class NamedError(ArrayError):
 
 @dataclasses.dataclass(frozen=True)
 class ProgramComparison(Exported):
-    """What ``compare(fn, ..., against=other)`` returns.
+    """The result of ``compare(fn, ..., against=other)``.
 
     Args:
         name: The first function's name; ``"arrays"`` for a dict of arrays.
@@ -110,16 +105,16 @@ class ProgramComparison(Exported):
         compared = [*self.outputs.values()] or self.values
         worst = max((each.difference for each in compared), default=0.0)
         error = max((each.error for each in compared), default=0.0)
-        what = "outputs" if self.outputs else "values"
-        line = f"{self.name} against {self.against}: {what} differ by {worst:.2g} at most"
+        kind = "outputs" if self.outputs else "values"
+        line = f"{self.name} against {self.against}: {kind} differ by {worst:.2g} at most"
         return cut(f"{line}, and err by {error:.2g}; {len(self.values)} named values")
 
     def first_beyond(self, tolerance: float = 1e-3) -> NamedError | None:
-        """Returns the first value that errs by more than a tolerance; None if none does.
+        """Returns the first value with a relative error above a tolerance; None without one.
 
         Args:
-            tolerance: The largest relative error that is none. Rounding in float32 stays below
-                1e-3; in bfloat16 a value may err by 1e-2.
+            tolerance: The largest accepted relative error. Rounding in float32 stays below 1e-3; in
+                bfloat16 a value may err by 1e-2.
 
         Example:
             >>> import jax, jax.numpy as jnp
@@ -147,32 +142,27 @@ class ProgramComparison(Exported):
         return "\n".join(lines)
 
 
-def values_of(closed: ClosedJaxpr, arrays: Sequence[Any]) -> dict[str, Any]:
-    """Returns the values of a program by their names, its outputs among them.
-
-    Args:
-        closed: The jaxpr.
-        arrays: Its arguments.
-    """
+def values_of(closed: compat.ClosedJaxpr, arrays: Sequence[Any]) -> dict[str, Any]:
+    """Returns the values of a program by their names, and its outputs."""
     found: dict[str, Any] = {}
 
-    def run(jaxpr: AnyJaxpr, args: Sequence[Any], path: tuple[str, ...]) -> list[Any]:
-        def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
+    def run(jaxpr: compat.AnyJaxpr, args: Sequence[Any], path: tuple[str, ...]) -> list[Any]:
+        def step(i: int, eqn: compat.JaxprEqn, operands: list[Any]) -> Sequence[Any]:
             names = (*path, *user_scopes(eqn))
             if is_call(eqn):
                 (body,) = bodies(eqn)
-                made = run(body.jaxpr, [operands[k] for k in body.operands], names)
-                return [made[body.results.index(k)] for k in range(len(eqn.outvars))]
-            made = bound(eqn, operands)
-            if measured := [x for x in made if is_measurable(jax.typeof(x))]:
-                # The last one stays: it is what the module returns.
+                results = run(body.jaxpr, [operands[k] for k in body.operands], names)
+                return [results[body.results.index(k)] for k in range(len(eqn.outvars))]
+            results = compat.bound(eqn, operands)
+            if measured := [x for x in results if is_measurable(jax.typeof(x))]:
+                # The last value of a scope replaces the earlier ones.
                 scopes = ["/".join(names[: depth + 1]) for depth in range(len(names))]
                 if name := checkpoint_name_in(eqn):
                     scopes.append(name)
                 found.update(dict.fromkeys(scopes, measured[0]))
-            return made
+            return results
 
-        return evaluate(jaxpr, consts_of(jaxpr), args, literal_value, step)
+        return evaluate(jaxpr, compat.consts_of(jaxpr), args, compat.literal_value, step)
 
     outputs = enumerate(run(closed, arrays, ()))
     return found | {f"{OUTPUT}{i}": x for i, x in outputs if is_measurable(jax.typeof(x))}
@@ -184,17 +174,14 @@ def compare_programs(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> ProgramComparison:
-    """Runs two programs on the same arguments, and compares the values of the same name.
-
-    Args:
-        fn: The first function.
-        other: The second function.
-        args: Positional arguments of both.
-        kwargs: Keyword arguments of both.
-    """
+    """Runs two programs on the same arguments, and compares the values of the same name."""
+    calls = []
     for each in (fn, other):
         check_function(each, "compare", "Pass the second function as against=.")
-    calls = [traced(each, args, kwargs) for each in (fn, other)]
+        # The state that a call writes is discarded.
+        with opened(each, args, kwargs) as pure:
+            call = flatten(pure.fn, (), pure.args, pure.kwargs)
+            calls.append((call, compat.fresh_make_jaxpr(call.traceable, *call.arrays)))
 
     @jax.jit
     def run(*arrays: Any) -> Traced:
@@ -208,14 +195,7 @@ def compare_programs(
 def compare_arrays(
     arrays: Mapping[str, Any], others: Mapping[str, Any], args: Any, kwargs: Any
 ) -> ProgramComparison:
-    """Compares the arrays of the same name in two dicts.
-
-    Args:
-        arrays: The references, by name.
-        others: The arrays that are compared with them.
-        args: Positional arguments, of which there must be none.
-        kwargs: Keyword arguments, of which there must be none.
-    """
+    """Compares the arrays of the same name in two dicts; there must be no other arguments."""
     if args or kwargs or not isinstance(others, Mapping):
         raise wrong_type("compare of a dict of arrays takes another dict as against=", others, _FIX)
     for name, x in (*arrays.items(), *others.items()):
@@ -235,24 +215,24 @@ _FIX = "Write compare({'layer_0': x}, against={'layer_0': y})."
 
 
 def _errors(one: Mapping[str, Any], two: Mapping[str, Any]) -> Traced:
-    """Returns the error of each value that both have in one shape, and what identifies it."""
-    made, dtypes, unmatched = [], [], []
+    """Returns the error of each value that both have in one shape, and its name and dtypes."""
+    errors, dtypes, unmatched = [], [], []
     for name in dict.fromkeys([*one, *two]):
         x, y = one.get(name), two.get(name)
         if x is None or y is None or x.shape != y.shape:
             unmatched.append(name)
             continue
         dtypes.append((name, (x.dtype.name, y.dtype.name)))
-        made.append((distance(x, y), largest_difference(x, y)))
-    return Traced(made, (tuple(dtypes), tuple(unmatched)))
+        errors.append((distance(x, y), largest_difference(x, y)))
+    return Traced(errors, (tuple(dtypes), tuple(unmatched)))
 
 
 def _comparison(name: str, against: str, found: Traced) -> ProgramComparison:
     names, unmatched = found.static
-    made = jax.tree.map(lambda x: x.item(), jax.device_get(found.arrays))
+    measured = jax.tree.map(lambda x: x.item(), jax.device_get(found.arrays))
     errors = [
         NamedError(**dataclasses.asdict(error), name=name, dtypes=pair, difference=difference)
-        for (error, difference), (name, pair) in zip(made, names, strict=True)
+        for (error, difference), (name, pair) in zip(measured, names, strict=True)
     ]
     outputs = {e.name.removeprefix(OUTPUT): e for e in errors if e.name.startswith(OUTPUT)}
     values = tuple(e for e in errors if not e.name.startswith(OUTPUT))

@@ -1,4 +1,4 @@
-"""Counting what can go wrong in an array: infinities, NaNs, what a float16 could not hold."""
+"""Counts infinities, NaNs, and values out of the range of float16."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from jax import lax
 
 from ...interpreters.compat import Tracer, is_ref
 from .devices import readable
+from .evaluator import EquationRun, Probe
 from .measured import as_real, is_measurable
-from .recorder import EquationRun, Probe
 
 # Rounding to float16: 65520 and above become infinite, 2**-25 and below become 0. The largest
 # float16 is 65504 with 65520 half a step above it; the smallest is 2**-24. Ties go to even.
 FLOAT16_OVERFLOW = 65520.0
 FLOAT16_UNDERFLOW = 2.0**-25
 
-# Counts and positions are 32 bits wide: without x64 JAX has no wider integers. They stop at the
-# largest number instead of starting again at 0, and as a position that number means "never".
+# Counts and positions are 32 bits wide: without x64 JAX has no wider integers. They saturate at the
+# largest number, and as a position that number means "never".
 NEVER = np.uint32(2**32 - 1)
 INFINITY = np.float32(np.inf).view(np.uint32)
 
 
 class Counts(NamedTuple):
-    """What arrays hold. Counts stop at 2**32 - 1; None is what was not counted.
+    """The counts of an array, up to 2**32 - 1; None for those that were not requested.
 
     Args:
         nan: The number of NaNs.
@@ -53,14 +53,14 @@ class Counts(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What equations made, over all their runs.
+    """The readings of equations, over all their runs.
 
     Args:
-        counts: What is in their results.
+        counts: The counts of their results.
         runs: How often each ran.
-        bad_runs: How many of these runs made a fault (see `NumericsRow`).
-        first_run: The first run that made a fault, counted from 0; 2**32 - 1 if none did.
-        first: How many equations had run before that run; 2**32 - 1 if none made a fault.
+        bad_runs: The number of runs with a fault (see `NumericsRow`).
+        first_run: The first run with a fault, counted from 0; 2**32 - 1 without one.
+        first: The number of equations before that run; 2**32 - 1 without a fault.
     """
 
     counts: Counts
@@ -79,14 +79,13 @@ def _flags(nan: Any, inf: Any) -> Any:
 
 
 class NumericsProbe(Probe):
-    """Counts what each equation makes, and marks the equation that made the first fault.
+    """Counts the results of each equation, and marks the equation with the first fault.
 
-    An equation is charged with a NaN if none of its operands holds one, and with an infinity if all
-    of its operands are finite. An infinity that the program writes down, as in a mask, is charged
-    to no equation.
+    A NaN is a fault if no operand holds one, and an infinity if all operands are finite. An
+    infinity that the program writes down, as in a mask, is no fault.
 
     Args:
-        overflow: Charge equations with values that a float16 could not hold, too.
+        overflow: A value out of the range of float16 is a fault, too.
         ranges: Count more than NaNs and infinities. It takes twice as long to compile.
     """
 
@@ -96,32 +95,31 @@ class NumericsProbe(Probe):
         self._overflow = overflow
         self._ranges = ranges
         no = np.uint32(0)
-        # Extremes start at the ends that any value replaces: 0 and infinity.
+        # Extremes start at 0 and infinity, which any value replaces.
         of_ranges = (no, no, no, no, no, INFINITY) if ranges else ()
         self.unread: Any = Reading(Counts(no, no, *of_ranges), no, no, NEVER, NEVER)
 
     def measure(self, run: EquationRun) -> Any:
-        """Counts what is in the results of an equation."""
+        """Counts the elements of the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
-        # Scalars, not a vector: those of all equations are stacked at once, and XLA would compile a
-        # concatenation for each equation.
+        # Scalars: those of all equations are stacked at once, and for vectors XLA would compile a
+        # concatenation per equation.
         return functools.reduce(_sum, counts)
 
     def flags_of(self, array: Any) -> Any:
-        """Returns whether an array, or what a ref refers to, holds a NaN, and an infinity."""
+        """Returns whether an array, or the array of a ref, holds a NaN, and an infinity."""
         if is_ref(jax.typeof(array)):
-            array = array[...]  # NumPy takes a ref for a sequence, which never ends in a trace
+            array = array[...]  # NumPy would iterate over a ref without end
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
             return np.uint8(0)
         if isinstance(array, jax.Array) and not isinstance(array, Tracer):
-            # Counted as results are: XLA has compiled that already where a gradient is returned.
+            # Counted as a result: XLA may have compiled that already.
             return self.flags_made(jax.device_get(_counts(array, self._ranges)))
-        # NumPy looks at its own arrays here and now: XLA gets nothing to compile for them.
+        # NumPy reduces its own arrays, without a compilation.
         numpy = jnp if isinstance(array, jax.Array) else np
         array = readable(array) if isinstance(array, jax.Array) else array
-        # One reduction: it is NaN where an element is. A NaN excuses infinities as well, so that
-        # nobody asks for those beside it.
+        # One reduction, which propagates a NaN. A NaN excuses infinities: these may be lost.
         largest = numpy.max(numpy.abs(array), initial=0)
         return _flags(numpy.isnan(largest), numpy.isinf(largest))
 
@@ -176,8 +174,8 @@ def _counts(x: Any, ranges: bool) -> Counts:
     """Counts everything in one pass over the array.
 
     Magnitudes are compared by their bits, as integers: a device that flushes subnormals to zero
-    would count them as zeros. No comparison asks whether the bits are 0, because LLVM turns that
-    into a comparison of floats; subtracting 1, which sends 0 to the largest integer, replaces it.
+    would count them as zeros. No comparison is with 0, because LLVM turns that into a comparison of
+    floats; subtracting 1, which maps 0 to the largest integer, replaces it.
     """
     x = as_real(readable(x))
     bits = _magnitude_bits(x)
@@ -207,7 +205,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
     found = Counts(*lax.reduce(values, starts, combine, tuple(range(x.ndim))))
     if not ranges:
         return found
-    # Zeros were counted together with subnormals, and the smallest magnitude has 1 subtracted.
+    # Zeros were counted with the subnormals, and 1 was subtracted from the smallest magnitude.
     return found._replace(
         zero=found.zero - found.subnormal,
         largest=_single_bits(found.largest),
@@ -216,7 +214,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
 
 
 def _magnitude_bits(x: Any) -> Any:
-    """Returns the bits of magnitudes: of float64 as such, of all other dtypes as float32."""
+    """Returns the bits of magnitudes, as float64 or, for all other dtypes, as float32."""
     if x.dtype == jnp.float64:
         return lax.bitcast_convert_type(x, jnp.uint64) & np.uint64(2**63 - 1)
     if x.dtype == jnp.bfloat16:
@@ -232,14 +230,14 @@ def _bits_of(number: Any, whole: Any) -> Any:
 
 
 def _single_bits(bits: Any) -> Any:
-    """Returns the bits of a float32; a float64 beyond its range counts as the end of that."""
+    """Returns the bits of a float32; a float64 is clipped to its range."""
     if bits.dtype == jnp.uint32:
         return bits
     ends = jnp.finfo(jnp.float32)
     least, most = (_bits_of(end, np.uint64) for end in (ends.smallest_normal, ends.max))
     inside = lax.bitcast_convert_type(jnp.clip(bits, least, most), jnp.float64)
-    # Below float32's range counts as its smallest normal number, 2**-126: a device may flush what
-    # is smaller to 0, and 0 says that there was nothing.
+    # Clipped to the smallest normal number, 2**-126: a device may flush smaller ones to 0, and 0
+    # means that there was no value.
     single = lax.bitcast_convert_type(inside.astype(jnp.float32), jnp.uint32)
     none, infinite = bits < np.uint64(1), bits == _bits_of(np.inf, np.uint64)
     return jnp.where(none, np.uint32(0), jnp.where(infinite, INFINITY, single))

@@ -1,4 +1,4 @@
-"""`NumericsReport`: what the equations of a program made, in one run of it."""
+"""`NumericsReport`: counts of the values of a program, by equation."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from typing import Any, ClassVar
 import jax
 import numpy as np
 
-from ..export import NOT_EXPORTED, Exported, counted, cut, place, rest, table
+from ..export import NOT_EXPORTED, Exported, counted, cut, located, rest, table
 from .measured import MeasuredEquation, each_reading
 from .numerics_probe import INFINITY, NEVER, Reading
 
 # Twenty rows fit on a screen. The report holds all.
 _SHOWN = 20
 
-# Over mapped axes these are no sums. The earliest fault of all is the one to look at.
+# Mapped axes are reduced by these, and by sums for the other fields.
 _EXTREMES = {"largest": np.max, "smallest": np.min, "first_run": np.min, "first": np.min}
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NumericsRow(MeasuredEquation):
-    """What one equation made. All fields are strings, numbers and tuples of them.
+    """The values of one equation. All fields are strings, numbers and tuples of them.
 
-    A fault is a NaN made from operands without one, or an infinity made from finite operands; in
-    mode ``"overflow"`` also a value beyond float16's range.
+    A fault is a NaN from operands without one, or an infinity from finite operands; in mode
+    ``"overflow"`` also a value beyond float16's range.
 
     Args:
         scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
         source: The user's source line.
         primitive: The primitive's name.
         inside: The loops, branches and device maps around it, outermost first.
-        backward: It belongs to a backward pass that JAX made.
+        backward: It belongs to a backward pass that JAX created.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result.
         runs: How often it ran, over all iterations and devices.
@@ -45,9 +45,9 @@ class NumericsRow(MeasuredEquation):
         small: The number of values other than 0 that a float16 rounds to 0.
         largest: The largest finite magnitude, 0.0 if there is none.
         smallest: The smallest magnitude other than 0, infinity if there is none.
-        bad_runs: The number of runs that made a fault.
-        first_run: The first run that made a fault, counted from 0; None if no run did.
-        order: How many equations had run before that run; None if no run made a fault.
+        bad_runs: The number of runs with a fault.
+        first_run: The first run with a fault, counted from 0; None without one.
+        order: The number of equations that had run before that run; None without a fault.
 
     Example:
         >>> import jax.numpy as jnp
@@ -73,7 +73,7 @@ class NumericsRow(MeasuredEquation):
 
     @property
     def values(self) -> int:
-        """The number of values that it made, over all runs.
+        """The number of values, over all runs.
 
         Example:
             >>> import jax.numpy as jnp
@@ -91,17 +91,16 @@ class NumericsRow(MeasuredEquation):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class NumericsReport(Exported):
-    """What `jmp_autocast.check_numerics` returns beside the result.
+    """The report of `jmp_autocast.check_numerics`, returned beside the result.
 
     It is a pytree, so that a jitted function may return it. Under ``vmap`` and ``shard_map`` the
-    rows sum over the mapped axis. Readings stay arrays until somebody asks for rows, so that a
-    report costs no transfer from the device where nobody looks at it.
+    rows sum over the mapped axis. Readings stay on the device until ``rows`` is used.
 
     Args:
         name: The function's name.
         mode: The mode of the check.
-        equations: The equations that were measured.
-        readings: What each has made, as arrays with an element per equation.
+        equations: The measured equations.
+        readings: Their counts, as arrays with an element per equation.
 
     Example:
         >>> import jax.numpy as jnp
@@ -123,7 +122,7 @@ class NumericsReport(Exported):
 
     @property
     def rows(self) -> list[NumericsRow]:
-        """A row per equation that makes floats, in program order.
+        """A row per equation with float results, in program order.
 
         Example:
             >>> import jax.numpy as jnp
@@ -138,7 +137,7 @@ class NumericsReport(Exported):
 
     @property
     def bad(self) -> list[NumericsRow]:
-        """The rows that made a fault, the earliest fault first.
+        """The rows with a fault, the earliest fault first.
 
         Example:
             >>> import jax.numpy as jnp
@@ -148,13 +147,12 @@ class NumericsReport(Exported):
             >>> [(row.primitive, row.inf, row.nan) for row in report.bad]
             [('log', 4, 0), ('log', 4, 0), ('sub', 0, 4)]
         """
-        # A NaN spreads through all that follows. Who made it is the fault that came first.
         found = [row for row in self.rows if row.order is not None]
         return sorted(found, key=lambda row: row.order or 0)
 
     @property
     def first(self) -> NumericsRow | None:
-        """The row that made the first fault, None if there is no fault.
+        """The row with the first fault, None without one.
 
         Example:
             >>> import jax.numpy as jnp
@@ -182,15 +180,15 @@ class NumericsReport(Exported):
         bad, of = [row for row in rows if row.bad_runs], counted(len(rows), "equation")
         overflow = self.mode == "overflow"
         if not bad:
-            what = "nothing beyond float16's range" if overflow else "all is finite"
-            return cut(f"{self.name}: {of}, {what}")
-        what = "what a float16 cannot hold" if overflow else "an infinity or NaN"
-        return cut(f"{self.name}: {what}, made by {len(bad)} of {of}")
+            none = "nothing beyond float16's range" if overflow else "all is finite"
+            return cut(f"{self.name}: {of}, {none}")
+        fault = "a value beyond float16's range" if overflow else "an infinity or NaN"
+        return cut(f"{self.name}: {fault}, made by {len(bad)} of {of}")
 
     def __str__(self) -> str:
-        """Returns the summary, the faults in the order in which they arose, and the extremes.
+        """Returns the summary, the faults in the order of their occurrence, and the extremes.
 
-        The rows with the largest values come first: they are the next to overflow.
+        The rows with the largest values, which are the next to overflow, come first.
         """
         bad = self.bad
         lines = [self.summary]
@@ -201,10 +199,9 @@ class NumericsReport(Exported):
         columns = {"largest": ">10.3g", "smallest": ">10.3g", "zeros": ">7", "to 0 in f16": ">11"}
 
         def cells(row: NumericsRow) -> list[Any]:
-            where = place(row.primitive, ",".join(row.dtypes), row.scope, source=row.source)
+            where = located(row.primitive, ",".join(row.dtypes), row.scope, source=row.source)
             return [row.largest, row.smallest, _share(row.zero, row), _share(row.small, row), where]
 
-        # The range of a dtype is what a program outgrows: the largest values come first.
         ordered = sorted(self.rows, key=lambda row: -row.largest)
         more = "more; report.rows holds all"
         lines += ["", *table({**columns, "equation": ""}, ordered, cells, _SHOWN, more)]
@@ -212,16 +209,11 @@ class NumericsReport(Exported):
 
 
 def bad_message(name: str, row: NumericsRow) -> str:
-    """Returns the text of the error about the first fault.
-
-    Args:
-        name: The function's name.
-        row: The row of the equation.
-    """
+    """Returns the text of the error about the first fault of a function."""
     first, *rest = _lines(row)
     fix = (
         "check_numerics(..., mode='collect') has the range of every value; full_precision() or "
-        "A rule of the policy for its scope keeps a region in float32."
+        "a rule of the policy for its scope keeps a region in float32."
     )
     return "\n".join([f"{name}: {first}", *rest, fix])
 
@@ -236,7 +228,6 @@ def _lines(row: NumericsRow) -> list[str]:
         )
         if count
     ]
-    # One row counts all results of an equation: all their types are named.
     types = ", ".join(f"{d}{list(s)}" for d, s in zip(row.dtypes, row.shapes, strict=True))
     among = counted(row.values, "value")
     scope = f"scope {row.scope}" if row.scope else "no scope"
@@ -255,21 +246,21 @@ def _share(count: int, row: NumericsRow) -> str:
 
 
 def _over_mapped_axes(reading: Reading) -> Reading:
-    """Sums over the axes that ``vmap`` has put in front of the equations' own."""
+    """Reduces the axes that ``vmap`` has added in front of that of the equations."""
     axes = tuple(range(reading.runs.ndim - 1))
 
     def over(path: Any, x: Any) -> Any:
         name = path[-1].name
         if name in _EXTREMES:
             return _EXTREMES[name](x, axis=axes)
-        # A sum in 64 bits, which stops where the counts on the device stop.
+        # A sum in 64 bits saturates as the counts on the device.
         return np.minimum(np.sum(x, axis=axes, dtype=np.uint64), NEVER)
 
     return jax.tree_util.tree_map_with_path(over, reading)
 
 
 def _row(equation: MeasuredEquation, reading: Reading) -> NumericsRow:
-    # Mode "raise" leaves all but NaNs and infinities out: then the row is that of no value.
+    # Mode "raise" counts NaNs and infinities alone; the other fields are those of no value.
     empty = {"largest": 0, "smallest": INFINITY}
     numbers: dict[str, Any] = {
         name: empty.get(name, 0) if count is None else count

@@ -1,8 +1,8 @@
-"""Runs the equations of a jaxpr in several programs side by side, and enters what they call.
+"""Runs the equations of a jaxpr in several programs side by side, and inlines calls.
 
-Measuring and tapping cotangents share this walk. They differ in what they enter, in what they do
-with an equation, and in what a value refers to. A program is a jaxpr as it was traced, or as
-`autocast` rewrites it.
+Measuring and tapping cotangents share this walk. They differ in the calls that they inline, in the
+treatment of an equation, and in the references of a value. A program is a jaxpr as it was traced,
+or as `autocast` rewrites it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ class Program:
     """One way to run the equations of a jaxpr.
 
     Args:
-        plan: The plan of the jaxpr; None where nothing is planned, as inside a call that is kept.
+        plan: The plan of the jaxpr; None without one, as inside an opaque call.
         rewriter: Emits planned equations; None to run the jaxpr as it was traced.
-        differentiated: The program is differentiated. Then a parameter is marked: each 16-bit read
+        differentiated: The program is differentiated. Then a parameter is marked: each 16-bit use
             of it is a view, whose gradient stays float32.
     """
 
@@ -44,29 +44,15 @@ class Program:
         self._rewritten = plan if rewriter is not None else None
         self._often = read_often(plan) if plan is not None else frozenset()
 
-    def arguments(self, arrays: list[Any]) -> list[Any]:
-        """Returns arguments of the jaxpr as the rewriter takes them."""
-        return self._marked(arrays, self._rewritten and self._rewritten.inputs)
-
-    def constants(self, arrays: list[Any]) -> list[Any]:
-        """Returns constants of the jaxpr, as `arguments` does."""
-        return self._marked(arrays, self._rewritten and self._rewritten.consts)
-
-    def _marked(self, arrays: list[Any], states: Sequence[ValueState] | None) -> list[Any]:
-        if states is None or not self._differentiated:
+    def marked(self, kind: str, arrays: list[Any]) -> list[Any]:
+        """Returns the "inputs" or "consts" of the jaxpr as operands of the rewriter."""
+        if self._rewritten is None or not self._differentiated:
             return arrays
-        return list(map(Value.of, arrays, states))
+        return list(map(Value.of, arrays, getattr(self._rewritten, kind)))
 
     def emit(self, i: int, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Value]:
-        """Runs equation ``i``.
-
-        Args:
-            i: The position of the equation.
-            eqn: The equation.
-            operands: Its operands, as arrays, literals, `Value` or `Scalar`.
-        """
-        # What the rewriter emits for a Python number differs from what it emits for an array: the
-        # number is cast at trace time.
+        """Runs equation ``i``; operands are arrays, literals, `Value` or `Scalar`."""
+        # The rewriter casts a Python number at trace time, unlike an array.
         if self._plan is None or self._rewriter is None:
             return list(map(Value, bound(eqn, [_as_value(x).array for x in operands])))
         equation = self._plan.equations[i]
@@ -78,30 +64,30 @@ class Program:
         return results
 
     def is_source(self, i: int, k: int) -> bool:
-        """True if result ``k`` of equation ``i`` is an input or a constant that was only moved."""
+        """True if result ``k`` of equation ``i`` is a moved input or constant."""
         if self._plan is None:
             return False
         equation = self._plan.equations[i]
-        # What moves a parameter is one still, and its gradient is added up in float32.
+        # A moved parameter is a parameter, and its gradient accumulates in float32.
         is_source = isinstance(equation.action, Move) or equation.results[k].keeps_gradient
         return is_source or self._plan.jaxpr.eqns[i].outvars[k] in self._often
 
     def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:
-        """Returns the operands of equation ``i`` in the dtypes that its inside reads."""
+        """Returns the operands of equation ``i`` in the dtypes of its bodies."""
         return _read(operands, self._rewritten and self._rewritten.equations[i].operands)
 
     def leave(self, i: int, results: Sequence[Any]) -> list[Any]:
-        """Returns the results of equation ``i``, made inside, in the dtypes of its plan."""
+        """Returns the results of the bodies of equation ``i`` in the dtypes of its plan."""
         return _read(results, self._rewritten and self._rewritten.equations[i].casts)
 
     def outputs(self, values: Sequence[Any]) -> list[Any]:
-        """Returns the outputs of the jaxpr in the dtypes that its caller gets."""
+        """Returns the outputs of the jaxpr in the dtypes of its call."""
         return _read(values, self._rewritten and self._rewritten.output_dtypes)
 
     def inner(self, i: int, eqn: JaxprEqn) -> list[Program]:
         """Returns a program for each jaxpr inside equation ``i``."""
         plans = self._plan.equations[i].inner if self._plan else ()
-        # What autocast leaves alone has no plans inside, and runs as it was traced.
+        # Equations that autocast does not touch have no plans inside, and run as traced.
         plans = plans or [None] * len(bodies(eqn))
         return [Program(plan, self._rewriter, self._differentiated) for plan in plans]
 
@@ -112,21 +98,18 @@ def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
 
 
 def _as_value(x: Any, state: ValueState | None = None) -> Value | Scalar:
-    """Returns an operand as the rewriter takes it; of an array, what is known of it is known."""
+    """Returns an operand of the rewriter, with the facts about an array."""
     if isinstance(x, Value | Scalar):
         return x
     if isinstance(x, bool | int | float | complex | np.generic):
         return Scalar(x)
-    return (
-        Value(x)
-        if state is None
-        else Value(x, known=state.known_value, const_range=state.const_range)
-    )
+    facts = {"known": state.known_value, "const_range": state.const_range} if state else {}
+    return Value(x, **facts)
 
 
 Programs: TypeAlias = Sequence[Program]
 Arrays: TypeAlias = tuple[Any, ...]
-"""One value of the jaxpr, as each of the programs has it."""
+"""One value of the jaxpr in each of the programs."""
 
 Context = TypeVar("Context")
 
@@ -136,7 +119,7 @@ class Values(NamedTuple):
 
     Args:
         arrays: The value in each program.
-        refs: What the value refers to: where its flags are found, or the taps that it comes from.
+        refs: The references of the value: its flags, or the taps that it depends on.
     """
 
     arrays: Arrays
@@ -144,18 +127,18 @@ class Values(NamedTuple):
 
 
 def refs_of(values: Iterable[Values]) -> frozenset[Any]:
-    """Returns what a value refers to that is computed from, or moved from, these."""
+    """Returns the references of a value that is computed from these, or moved."""
     return frozenset().union(*(value.refs for value in values))
 
 
 class Site(NamedTuple, Generic[Context]):
-    """Where a walk is.
+    """The position of a walk.
 
     Args:
         i: The position of the equation in its jaxpr.
         eqn: The equation.
         programs: The programs of the jaxpr.
-        context: What the walk knows of the jaxpr, such as the scopes around it.
+        context: The walk's own context of the jaxpr, such as the scopes around it.
     """
 
     i: int
@@ -170,19 +153,12 @@ class Site(NamedTuple, Generic[Context]):
 
 
 class SideBySide(abc.ABC, Generic[Context]):
-    """A walk over a jaxpr. It runs the equations, and what calls hold in the place of the calls."""
+    """A walk over a jaxpr that runs the equations, and inlines calls."""
 
     def run(
         self, jaxpr: AnyJaxpr, programs: Programs, args: list[Values], context: Context
     ) -> list[Values]:
-        """Runs a jaxpr, and returns its outputs in the dtypes that its caller gets.
-
-        Args:
-            jaxpr: The jaxpr, open or closed.
-            programs: The programs of this jaxpr.
-            args: Its arguments.
-            context: What the walk knows of it.
-        """
+        """Runs a jaxpr, open or closed, and returns its outputs in the dtypes of its call."""
 
         def known(arrays: Iterable[Any]) -> list[Values]:
             return self.given((x,) * len(programs) for x in arrays)
@@ -196,40 +172,33 @@ class SideBySide(abc.ABC, Generic[Context]):
             site = Site(i, eqn, programs, context)
             if not self.enters(eqn):
                 return self.emit(site, operands)
-            # The boundary of a call is where the plan casts: its inside reads the dtypes that were
-            # planned for it, in each program its own.
+            # The plan casts at the boundary of a call, to the planned dtypes of each program.
             operands = _each(programs, lambda program, xs: program.enter(i, xs), operands)
             results = self.inside(site, operands)
             return _each(programs, lambda program, xs: program.leave(i, xs), results)
 
-        # Only a program that is differentiated marks its inputs and constants. For all others an
-        # array is an array.
-        outputs = evaluate(
-            jaxpr,
-            _each(programs, Program.constants, known(consts_of(jaxpr))),
-            _each(programs, Program.arguments, args),
-            literal,
-            step,
-        )
+        consts = _each(programs, lambda p, xs: p.marked("consts", xs), known(consts_of(jaxpr)))
+        inputs = _each(programs, lambda p, xs: p.marked("inputs", xs), args)
+        outputs = evaluate(jaxpr, consts, inputs, literal, step)
         return _each(programs, Program.outputs, outputs)
 
     def inside(self, site: Site[Context], operands: list[Values]) -> list[Values]:
-        """Runs the one jaxpr inside an equation, on the operands that are its inputs."""
+        """Runs the only body of an equation, on the operands that are its inputs."""
         (body,), (programs,) = bodies(site.eqn), site.inner()
         args = [operands[k] for k in body.operands]
-        made = self.run(body.jaxpr, programs, args, site.context)
-        return [made[body.results.index(k)] for k in range(len(site.eqn.outvars))]
+        results = self.run(body.jaxpr, programs, args, site.context)
+        return [results[body.results.index(k)] for k in range(len(site.eqn.outvars))]
 
     @abc.abstractmethod
     def enters(self, eqn: JaxprEqn) -> bool:
-        """True for an equation whose inside is run, instead of the equation itself."""
+        """True for an equation whose bodies run instead of the equation itself."""
 
     @abc.abstractmethod
     def emit(self, site: Site[Context], operands: list[Values]) -> list[Values]:
         """Runs an equation itself, and returns its results."""
 
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
-        """Returns values that no equation of this jaxpr made."""
+        """Returns values that no equation of this jaxpr has computed."""
         return [Values(each) for each in arrays]
 
 

@@ -1,36 +1,26 @@
-"""A report as an HTML page that needs nothing beside itself, and runs nothing.
+"""A report as an HTML page without scripts and without other files.
 
-Filters are radio buttons that rules of the style look at. Texts of the program (scopes, names,
-source lines) reach the page escaped.
+Texts of the program (scopes, names, source lines) are escaped.
 """
 
 from __future__ import annotations
 
-import base64
 import functools
-import hashlib
 import html
 import itertools
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any, TypeAlias
 
-# The page may apply the style that is in it, by hash, and nothing else.
-_POLICY = "default-src 'none'; style-src '{style}'; img-src data:; base-uri 'none'"
-
-# Characters that would hide, or reverse what follows them.
-_UNSEEN = re.compile(
-    "[\0-\x1f\x7f-\x9f\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]"
-)
-
-Row: TypeAlias = Mapping[str, Any]
-"""An equation. Of its keys ``kind`` is ``"low"``, ``"full"``, ``"other"`` or ``"none"``,
-``operands`` are pairs of a text and the index of the row that made it, or None."""
+from ...interpreters.plan.reasons import ReasonCode
+from ..export import scaled
+from ..report.reasons import explanations
+from ..report.rows import SHORT, Row
+from ..report.totals import dtype_of, is_float
 
 Table: TypeAlias = tuple[str, Sequence[str], Sequence[Sequence[Any]]]
-"""A title, the titles of the columns, and the rows; numbers stand at the right."""
+"""A title, the titles of the columns, and the rows; numbers are right-aligned."""
 
 
 def page_text(
@@ -47,21 +37,18 @@ def page_text(
         summary: The report in one line.
         facts: The totals: a name and a text.
         rows: The equations, in program order.
-        tables: Tables that stand before the equations; one without rows is left out.
+        tables: The tables before the equations; one without rows is left out.
     """
-    style = _file("page.css") + "\n".join(_rules(rows))
     parts = {
-        "policy": html.escape(_POLICY.format(style=_hash(style))),
         "name": _shown(name),
         "summary": _shown(summary),
-        "style": style,
+        "style": _file("page.css"),
         "facts": "\n".join(f"<dt>{_shown(k)}</dt><dd>{_shown(text)}</dd>" for k, text in facts),
         "tables": "\n".join(_table(*each) for each in tables if each[2]),
-        "filters": "\n".join(_filters(rows)),
         "equations": "\n".join(_equations(rows)),
-        "reasons": "\n".join(_reasons(rows)),
+        "reasons": "\n".join(map(_reason, sorted({row.reason for row in rows}))),
     }
-    # One pass: what is filled in is not searched for slots.
+    # One pass: inserted texts are not searched for slots.
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _file("page.html"))
 
 
@@ -70,104 +57,77 @@ def _file(name: str) -> str:
     return (resources.files(__package__ or "") / name).read_text(encoding="utf-8")
 
 
-def _hash(text: str) -> str:
-    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()
-
-
 def _shown(text: object) -> str:
-    """Returns a text as HTML; characters that are not seen are shown by their numbers."""
-    return html.escape(_UNSEEN.sub(lambda c: f"\u27e8U+{ord(c[0]):04X}\u27e9", str(text)))
-
-
-def _with_code(text: str) -> str:
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", _shown(text))
+    """Returns a text as HTML; surrogates, which no encoding has, are replaced."""
+    return html.escape(str(text).encode("utf-8", "replace").decode())
 
 
 def _link(index: int) -> str:
     return f'<a href="#equation-{index}">#{index}</a>'
 
 
+def _row(cells: Iterable[str], tag: str = "td", attributes: str = "") -> str:
+    return f"<tr{attributes}>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>"
+
+
 def _table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
-    head = "".join(f"<th>{_shown(each)}</th>" for each in columns)
-    return f"<section><h2>{_shown(title)}</h2><table><tr>{head}</tr>{_body(rows)}</table></section>"
-
-
-def _body(rows: Iterable[Sequence[Any]]) -> str:
-    return "\n".join(f"<tr>{''.join(map(_cell, cells))}</tr>" for cells in rows)
+    body = "\n".join(f"<tr>{''.join(map(_cell, cells))}</tr>" for cells in rows)
+    head = _row(map(_shown, columns), "th")
+    return f"<section><h2>{_shown(title)}</h2><table>{head}{body}</table></section>"
 
 
 def _cell(value: Any) -> str:
-    is_number = isinstance(value, int | float)
-    text = f"{value:,}" if is_number else _shown(value)
-    return f'<td class="number">{text}</td>' if is_number else f"<td>{text}</td>"
+    if isinstance(value, int | float):
+        return f'<td class="number">{value:,}</td>'
+    return f"<td>{_shown(value)}</td>"
 
 
 # --- equations ----------------------------------------------------------------------------------
 
 _COLUMNS = ("#", "primitive", "operands", "results", "reason", "FLOPs", "source")
+_KINDS = {"float16": "low", "bfloat16": "low", "float32": "full"}
 
 
 def _equations(rows: Sequence[Row]) -> Iterable[str]:
     """Yields a table for each run of equations in one scope."""
-    head = "".join(f"<th>{each}</th>" for each in _COLUMNS)
-    for scope, found in itertools.groupby(rows, lambda row: row["scope"]):
-        inside = list(found)
+    for scope, found in itertools.groupby(rows, lambda row: row.scope):
+        inside = list(map(_equation, found))
         title = f"{_shown(scope or '(no scope)')} <small>{len(inside)}</small>"
-        body = "\n".join(map(_equation, inside))
-        table = f"<table><tr>{head}</tr>{body}</table>"
+        table = "\n".join(("<table>", _row(_COLUMNS, "th"), *inside, "</table>"))
         yield f"<details open><summary>{title}</summary>{table}</details>"
 
 
 def _equation(row: Row) -> str:
-    operands = "<br>".join(
-        f"{_shown(text)} {'' if maker is None else _link(maker)}" for text, maker in row["operands"]
+    dtype = dtype_of(row)
+    kind = _KINDS.get(dtype, "other" if is_float(dtype) else "none")
+    operands = map(
+        _value, row.operands, row.declared_operands, row.operand_shapes, row.operand_inputs
     )
-    results = "<br>".join(map(_shown, row["results"]))
-    times = f" <small>{row['times']:,} times</small>" if row["times"] > 1 else ""
-    causes = "".join(f" {_link(each)}" for each in row["cause_rows"])
-    reason = f'<a href="#{row["reason"]}">{row["reason"]}</a> {_shown(row["cause"])}{causes}'
-    classes = f"{row['kind']} {row['reason']}{' changed' if row['changed'] else ''}"
-    primitive = f"{'&emsp;' * row['depth']}{_shown(row['primitive'])}{times}"
-    return (
-        f'<tr id="equation-{row["index"]}" class="{classes}"><td>{row["index"]}</td>'
-        + "".join(f"<td>{cell}</td>" for cell in (primitive, operands, results, reason))
-        + f'<td class="number">{_shown(row["flops"])}</td><td>{_shown(row["source"])}</td></tr>'
+    links = ("" if index is None else _link(index) for index in row.operand_rows)
+    results = map(_value, row.results, row.declared_results, row.result_shapes)
+    times = f" <small>{row.times:,} times</small>" if row.times > 1 else ""
+    causes = " ".join((_shown(row.cause), *map(_link, row.cause_rows)))
+    cells = (
+        str(row.index),
+        f"{'&emsp;' * row.depth}{_shown(row.primitive)}{times}",
+        "<br>".join(map(" ".join, zip(operands, links, strict=True))),
+        "<br>".join(results),
+        f'<a href="#{row.reason}">{row.reason}</a> {causes}',
+        scaled(row.flops).rstrip() if row.flops else "",
+        _shown(row.source),
     )
+    return _row(cells, attributes=f' id="equation-{row.index}" class="{kind}"')
 
 
-def _reasons(rows: Sequence[Row]) -> Iterable[str]:
-    for code, text in sorted({row["reason"]: row["explanation"] for row in rows}.items()):
-        yield f'<dt id="{code}">{code}</dt><dd>{_with_code(text)}</dd>'
+def _value(dtype: str, declared: str, shape: tuple[int, ...], source: str = "") -> str:
+    """Returns an operand or result in a few words: ``"bf16[8,8] of f32 0/w"``."""
+    text = f"{SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
+    was = "" if dtype == declared else f" of {SHORT.get(declared, declared)}"
+    return _shown(f"{text}{was} {source}".rstrip())
 
 
-# --- filters ------------------------------------------------------------------------------------
-
-_KINDS = {"low": "16 bits", "full": "float32", "other": "other floats", "none": "no float"}
-
-
-def _choices(rows: Sequence[Row]) -> dict[str, tuple[str, int]]:
-    """Returns what rows are filtered by: the title and the count of each class of rows."""
-    kinds, reasons = Counter(r["kind"] for r in rows), Counter(r["reason"] for r in rows)
-    changed = sum(row["changed"] for row in rows)
-    found = {kind: (title, kinds[kind]) for kind, title in _KINDS.items()}
-    found |= {"changed": ("changed by the policy", changed)}
-    found |= {code: (code, count) for code, count in reasons.most_common()}
-    return {name: choice for name, choice in found.items() if choice[1]}
-
-
-def _filters(rows: Sequence[Row]) -> Iterable[str]:
-    everything = {"all": ("all", len(rows))}
-    for name, (title, count) in (everything | _choices(rows)).items():
-        checked = " checked" if name == "all" else ""
-        yield (
-            f'<label><input type="radio" name="filter" value="{name}"{checked}> {title} '
-            f"<small>{count}</small></label>"
-        )
-
-
-def _rules(rows: Sequence[Row]) -> Iterable[str]:
-    """Yields the rules of the style that hide what a filter leaves out."""
-    for name in _choices(rows):
-        chosen = f'#equations:has([value="{name}"]:checked)'
-        left_out = f"{chosen} tr[id]:not(.{name}), {chosen} details:not(:has(.{name}))"
-        yield left_out + " { display: none; }"
+def _reason(code: str) -> str:
+    explained = explanations()[ReasonCode(code)]
+    text = _shown(f"{explained.says} {explained.otherwise}".rstrip())
+    text = re.sub(r"`([^`]*)`", r"<code>\1</code>", text)
+    return f'<dt id="{code}">{code}</dt><dd>{text}</dd>'

@@ -1,1 +1,1 @@
-"""What a plan or a jaxpr says of a program: nothing is run."""
+"""`explain`: the dtype and the reason of each equation, and totals."""

@@ -1,11 +1,10 @@
-"""What a program computes in 16 bits by itself, and the planner computes in float32."""
+"""The equations that a program declares in 16 bits, and the planner raises to float32."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -15,18 +14,17 @@ from ...interpreters.after.walk import Visit, walk_plan
 from ...interpreters.compat import body_of, source_line
 from ...interpreters.plan.data import Plan, Want
 from ...interpreters.plan.float_dtypes import float_dtype
-from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.needs import ROWS
+from ...interpreters.plan.reasons import READ_BY, ReasonCode
 from ...interpreters.plan.value_facts import input_states
 from ...interpreters.primitives.structure import equations_in
 from ...policies import COMPUTE_DTYPES, FLOAT32, Policy
-from ..export import cut, table
 from ..measure.measured import user_names
-from .page_rows import explanations
-from .provenance import NEEDS
+from .reasons import explanations
 
-_SHOWN = 20
+_NEEDS = {READ_BY + row.reader: row for row in ROWS if row.reader}
 
-# The reasons that raise an equation for its own sake. All others follow an operand or a consumer.
+# These reasons raise an equation for its own sake. All others follow an operand or a consumer.
 _RAISES = frozenset(
     (
         ReasonCode.FP32,
@@ -43,7 +41,7 @@ _RAISES = frozenset(
 class AtRisk:
     """Equations that the program declares in 16 bits, and that the planner raises to float32.
 
-    `autocast` raises them; the program loses precision where it runs without `autocast`.
+    Without `autocast` the program loses precision in them.
 
     Args:
         primitive: The primitive's name.
@@ -74,29 +72,12 @@ class AtRisk:
     source: str
 
 
-def risk_lines(risks: Sequence[AtRisk]) -> list[str]:
-    """Returns the lines of the table of risks; none without one."""
-    if not risks:
-        return []
-    columns = {"at risk": ">7", "primitive": "20", "dtype": "9", "scope": "24", "because": ""}
-
-    def cells(risk: AtRisk) -> list[Any]:
-        return [risk.equations, risk.primitive, risk.dtype, risk.scope, risk.because]
-
-    lines = ["", *table(columns, risks, cells, _SHOWN, "more; report.at_risk has all")]
-    # Whole paths, which terminals turn into links.
-    return [*lines, *(cut(f"  at {risk.source}") for risk in risks[:_SHOWN])]
-
-
 def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
-    """Returns what the program declares in 16 bits, and the planner raises, in program order.
+    """Returns the equations at risk in program order.
 
-    Args:
-        planned: The planned program.
-        policy: Its policy, which covers one 16-bit dtype; the program may declare another one.
+    The policy has one 16-bit dtype. A program may declare the other one, which needs a second plan.
     """
-    counts: collections.Counter[tuple[str, ...]] = collections.Counter()
-    scopes: dict[tuple[str, ...], str] = {}
+    scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
     atoms = [v for eqn, _ in equations_in(planned.closed) for v in (*eqn.invars, *eqn.outvars)]
     declared = {float_dtype(v.aval) for v in atoms}
     lowered = planned.choice.dtype if planned.choice else policy.compute_dtype
@@ -107,11 +88,10 @@ def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
         for visit, source in _raised(walk_plan(plan), dtype):
             reason = visit.plan.reason.code
             key = (visit.eqn.primitive.name, str(dtype), reason.value, _sentence(visit), source)
-            counts[key] += 1
-            scopes.setdefault(key, "/".join(user_names(visit.scope)))
+            scopes[key].append("/".join(user_names(visit.scope)))
     return tuple(
-        AtRisk(*key[:4], equations=count, scope=scopes[key], source=key[4])
-        for key, count in counts.items()
+        AtRisk(*key[:4], equations=len(found), scope=found[0], source=key[4])
+        for key, found in scopes.items()
     )
 
 
@@ -129,11 +109,11 @@ def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, s
     """Yields the equations that a plan raises for their own sake, with their source lines."""
     lines: list[str] = []
     for visit in visits:
-        # JAX's own functions, such as `jnp.where`, hold equations without a line of the user's.
+        # Equations inside JAX's own functions, such as `jnp.where`, have no line of the user.
         del lines[visit.depth :]
         lines.append(source_line(visit.eqn) or (lines[-1] if lines else ""))
         eqn, plan = visit.eqn, visit.plan
-        if plan.reason.code not in _RAISES and plan.reason.cause not in NEEDS:
+        if plan.reason.code not in _RAISES and plan.reason.cause not in _NEEDS:
             continue
         results = [state.dtype for state in plan.results]
         ends = zip((*eqn.invars, *eqn.outvars), (*plan.reads, *results), strict=True)
@@ -147,9 +127,9 @@ def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, s
 def _sentence(visit: Visit) -> str:
     """Returns the planner's reason in one sentence."""
     reason = visit.plan.reason
-    if (need := NEEDS.get(reason.cause)) is not None:
+    if (need := _NEEDS.get(reason.cause)) is not None:
         return f"It is {reason.cause}: {need.why}."
     if reason.code is ReasonCode.LITERAL:
         return f"{reason.cause}."
-    says = explanations()[reason.code].says.partition(":")[0].partition(". ")[0]
-    return says.removesuffix(".") + "."
+    text = explanations()[reason.code].says.partition(":")[0].partition(". ")[0]
+    return text.removesuffix(".") + "."

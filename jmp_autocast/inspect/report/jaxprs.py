@@ -1,7 +1,6 @@
-"""What jaxprs hold in numbers: bytes, floating point operations, casts.
+"""Bytes, floating point operations and casts of jaxprs.
 
-`jax.export` may make a length symbolic. It counts as 128 then, so that a report has numbers to add
-up and to sort by, and says so.
+A symbolic length of `jax.export` counts as 128, so that a report has numbers to sum and to sort.
 """
 
 from __future__ import annotations
@@ -19,30 +18,24 @@ from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32, STRUCTURAL
 
 
-def is_arithmetic(eqn: JaxprEqn) -> bool:
-    """False for data movement, casts, and what has a jaxpr inside, whose own equations count."""
-    name = (contraction_in(eqn) or eqn).primitive.name
-    return name not in DATA_MOVEMENT and name not in STRUCTURAL and not bodies(eqn)
-
-
 def flops_of(eqn: JaxprEqn) -> int:
-    """Returns the estimated floating point operations of one run of an equation."""
-    return assumed_size(flops(eqn)) if is_arithmetic(eqn) else 0
+    """Returns the estimated floating point operations of one run of an equation.
+
+    Data movement, casts, and equations with bodies, whose own equations count, have none.
+    """
+    name = (contraction_in(eqn) or eqn).primitive.name
+    has_none = name in DATA_MOVEMENT or name in STRUCTURAL or bodies(eqn)
+    return 0 if has_none else assumed_size(flops(eqn))
 
 
 def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
-    """Returns the bytes of a variable or literal, 0 for what is no array.
-
-    Args:
-        atom: The variable or literal.
-        dtype: The name of the dtype that it has, None for the one it declares.
-    """
+    """Returns the bytes of a variable or literal in a dtype, by default in its own; 0 of tokens."""
     declared = getattr(atom.aval, "dtype", None)
     if declared is None:
         return 0
     # A random key has a dtype that NumPy does not know. It is never cast.
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
-    # Other dtypes of JAX, such as the pair of an int8 and its tangent, say nothing of their bytes.
+    # Some dtypes of JAX, such as the pair of an int8 and its tangent, have no item size.
     return assumed_size(element_count(atom)) * getattr(item, "itemsize", 0)
 
 
@@ -52,9 +45,9 @@ class Casts:
 
     Args:
         down: The number of casts to 16 bits.
-        down_nbytes: The bytes that they read and write.
+        down_nbytes: The bytes that they load and store.
         up: The number of casts to float32.
-        up_nbytes: The bytes that they read and write.
+        up_nbytes: The bytes that they load and store.
     """
 
     down: int = 0
@@ -64,10 +57,7 @@ class Casts:
 
 
 def count_casts(jaxpr: AnyJaxpr) -> Casts:
-    """Counts the casts of a jaxpr and of those inside it.
-
-    Args:
-        jaxpr: An open or closed jaxpr.
+    """Counts the casts of a jaxpr, open or closed, and of its bodies.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -79,7 +69,6 @@ def count_casts(jaxpr: AnyJaxpr) -> Casts:
         if eqn.primitive.name != "convert_element_type":
             continue
         (operand,), (result,) = eqn.invars, eqn.outvars
-        # Casts of other dtypes are the program's own: `autocast` makes none of them.
         for way, full, low in (("down", operand, result), ("up", result, operand)):
             if full.aval.dtype == FLOAT32 and low.aval.dtype in COMPUTE_DTYPES:
                 found[way] += times

@@ -11,10 +11,9 @@ from typing import Any
 
 from ...policies.errors import wrong_type
 from ..export import WIDTH, Exported, cut, labeled, saved, scaled, table
-from ..page.page import page_text
-from .at_risk import AtRisk, risk_lines
-from .kept import KeptRow, kept_lines
-from .page_rows import page_rows
+from ..page.page import Table, page_text
+from .at_risk import AtRisk
+from .kept import KeptRow
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
 from .totals import Share, Totals, by_dtype, guarded
 
@@ -42,37 +41,29 @@ class Change:
 
     def __str__(self) -> str:
         """Returns the change in two lines."""
-        where = (
-            f"{self.before.primitive} in {self.before.scope or 'no scope'} ({self.before.source})"
-        )
-        was, now = (f"{short_dtypes(row)} {reason_of(row)}" for row in (self.before, self.after))
+        row = self.before
+        where = f"{row.primitive} in {row.scope or 'no scope'} ({row.source})"
+        was, now = (f"{short_dtypes(each)} {reason_of(each)}" for each in (row, self.after))
         return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
 
 
 _UNKNOWN = "operands keep their declared dtypes; register_rule gives one"
 
-# The columns of the tables of a page, as the fields stand.
-_OF_KEPT = ("dtype", "made by", "scope", "arrays", "bytes")
-_OF_RISKS = ("primitive", "dtype", "reason", "because", "equations", "scope", "source")
-
-# A screen of groups. Rows are many more: a program may have 2,000 of them.
-_SHOWN = 30
-
 
 @dataclasses.dataclass(frozen=True)
 class Report(Exported):
-    """What `jmp_autocast.explain` returns.
+    """The result of `jmp_autocast.explain`.
 
     Args:
         name: The function's name.
         compute_dtype: The policy's compute dtype.
         rows: A row per equation, in program order.
         totals: Sums over the rows.
-        dtype_reason: Why this compute dtype, where the device chose it; else ``""``.
-        kept: What the program keeps for its backward pass, the most bytes first; ``()`` where
+        dtype_reason: The reason of this compute dtype if the device chose it; else ``""``.
+        kept: The residuals of the program, the most bytes first; ``()`` if
             ``totals.residual_nbytes`` is None.
-        at_risk: What the program itself declares in 16 bits, and the planner raises to float32;
-            ``()`` for an `autocast` wrapper, which raises it.
+        at_risk: The equations that the program declares in 16 bits, and the planner raises to
+            float32; ``()`` for an `autocast` wrapper, which raises them.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -112,7 +103,7 @@ class Report(Exported):
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
             more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
-        # Of a program that was lowered before, the rows say to what; to nothing, if to none.
+        # The dtypes of a program with its own autocast come from its rows, which may have none.
         is_none = self.compute_dtype == "float32"
         dtypes = "less than float32" if is_none else self.compute_dtype
         if totals.float8_contraction_flops:
@@ -120,52 +111,61 @@ class Report(Exported):
         return cut(f"{self.name}: {share} in {dtypes}; {more}")
 
     def __str__(self) -> str:
-        """Returns the summary, the totals, and the equations grouped by what is alike in them."""
-        tables = [*self._table(), *kept_lines(self.kept), *risk_lines(self.at_risk)]
-        return "\n".join([self.summary, "", *self._facts(), "", *tables])
+        """Returns the summary, the totals, and tables of equations, residuals and risks."""
+        lines = [self.summary, "", *self._facts(), "", *self._table()]
+        if self.kept:
+            columns = {"bytes": ">7", "arrays": ">7", "dtype": "10", "kept, made by": "24"}
+            more = "more; report.kept has all"
+            lines += ["", *table({**columns, "scope": ""}, self.kept, _kept_cells, 16, more)]
+        if self.at_risk:
+            columns = {"at risk": ">7", "primitive": "20", "dtype": "9", "scope": "24"}
+            more = "more; report.at_risk has all"
+            lines += ["", *table({**columns, "because": ""}, self.at_risk, _risk_cells, 20, more)]
+            # Whole paths, which terminals turn into links.
+            lines += [cut(f"  at {risk.source}") for risk in self.at_risk[:20]]
+        return "\n".join(lines)
 
     def _facts(self) -> list[str]:
-        totals, casts = self.totals, self.totals.casts
-        loops, nbytes = totals.loops_of_unknown_length, totals.residual_nbytes
-        full, error = scaled(totals.float32_residual_nbytes or 0), totals.residual_error
-        residuals = f"{scaled(nbytes or 0)}B kept for the backward pass, of them {full}B"
-        residuals += " in float32"
-        if nbytes is None:
-            residuals = f"not known: {error}" if error else None
-        declared = f"{scaled(totals.declared_residual_nbytes or 0)}B of the program in float32"
-        kept = guarded(self.rows)
-        guards = f"{scaled(totals.guarded_contraction_flops)} FLOPs of matmuls and convolutions"
-        part = totals.wide_kernel_flops / max(
-            totals.wide_kernel_flops + totals.contraction_flops, 1
+        totals, casts, facts = self.totals, self.totals.casts, dict[str, str | None]()
+        if self.dtype_reason:
+            facts["dtype"] = f"{self.compute_dtype}, {self.dtype_reason}"
+        products = f"{scaled(totals.contraction_flops)} in matmuls and convolutions"
+        facts["FLOPs"] = f"{scaled(totals.flops)}, of them {products}"
+        if kept := guarded(self.rows):
+            flops = scaled(totals.guarded_contraction_flops)
+            facts["float32"] = f"{flops} FLOPs of matmuls and convolutions: {reason_of(kept[0])}"
+        if flops := totals.wide_kernel_flops:
+            facts["kernels"] = (
+                f"{scaled(flops)} FLOPs, {100 * flops / (flops + totals.contraction_flops):.0f} % "
+                "of all products, run in float32: in_compute_dtype has one run in 16 bits"
+            )
+        facts["sizes"] = note_on_sizes(self.rows) or None
+        facts["casts"] = (
+            f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
+            f"{casts.up} up ({scaled(casts.up_nbytes)}B)"
         )
-        kernels = f"{scaled(totals.wide_kernel_flops)} FLOPs, {100 * part:.0f} % of all products, "
-        kernels += "run in float32: in_compute_dtype has one run in 16 bits"
-        unknown, unmatched = ", ".join(totals.unknown), ", ".join(totals.unmatched_scopes)
-        chosen = f"{self.compute_dtype}, {self.dtype_reason}" if self.dtype_reason else None
-        return labeled(
-            {
-                "dtype": chosen,
-                "FLOPs": f"{scaled(totals.flops)}, of them {scaled(totals.contraction_flops)} in "
-                "matmuls and convolutions",
-                "float32": f"{guards}: {reason_of(kept[0])}" if kept else None,
-                "kernels": kernels if totals.wide_kernel_flops else None,
-                "sizes": note_on_sizes(self.rows) or None,
-                "casts": f"{casts.down} down ({scaled(casts.down_nbytes)}B), "
-                f"{casts.up} up ({scaled(casts.up_nbytes)}B)",
-                "parameters": f"{totals.parameters} arrays, "
-                f"{totals.cast_parameters} 16-bit copies"
-                + (f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""),
-                "float8": self._float8(),
-                "residuals": residuals,
-                "instead of": declared if totals.declared_residual_nbytes is not None else None,
-                "loops": f"{loops} while loops, counted as one iteration" if loops else None,
-                "unknown": f"no rule for {unknown}: {_UNKNOWN}" if unknown else None,
-                "scopes": f"nothing matched {unmatched}" if unmatched else None,
-            }
-        )
+        quantized = f", {totals.quantized_parameters} 8-bit" if totals.quantized_parameters else ""
+        copies = f"{totals.cast_parameters} 16-bit copies{quantized}"
+        facts["parameters"] = f"{totals.parameters} arrays, {copies}"
+        facts["float8"] = self._float8()
+        if totals.residual_nbytes is not None:
+            full = f"{scaled(totals.float32_residual_nbytes or 0)}B in float32"
+            nbytes = scaled(totals.residual_nbytes)
+            facts["residuals"] = f"{nbytes}B kept for the backward pass, of them {full}"
+        elif totals.residual_error:
+            facts["residuals"] = f"not known: {totals.residual_error}"
+        if (nbytes := totals.declared_residual_nbytes) is not None:
+            facts["instead of"] = f"{scaled(nbytes)}B of the program in float32"
+        if loops := totals.loops_of_unknown_length:
+            facts["loops"] = f"{loops} while loops, counted as one iteration"
+        if totals.unknown:
+            facts["unknown"] = f"no rule for {', '.join(totals.unknown)}: {_UNKNOWN}"
+        if totals.unmatched_scopes:
+            facts["scopes"] = f"nothing matched {', '.join(totals.unmatched_scopes)}"
+        return labeled(facts)
 
     def _float8(self) -> str | None:
-        """Returns how many products run in 8 bits, and what keeps the others from it."""
+        """Returns the number of products in 8 bits, and the obstacles of the others."""
         counts = collections.Counter(row.reason for row in self.rows)
         if not counts["FLOAT8"] and not counts["NOT_FLOAT8"]:
             return None
@@ -177,29 +177,27 @@ class Report(Exported):
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
         for row in self.rows:
             groups[row.primitive, short_dtypes(row), row.reason].append(row)
-        # By FLOPs, so that what costs most is seen without scrolling.
+        # The most expensive group first.
         ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
 
         def cells(rows: list[Row]) -> list[Any]:
             times, flops = sum(row.times for row in rows), sum(row.flops for row in rows)
-            # Many groups have a cause per row, such as the name of an operand. Then the code says
-            # it.
+            # Rows may have a cause each, such as the name of an operand: then the code is enough.
             one_cause = len({row.cause for row in rows}) == 1
             reason = reason_of(rows[0]) if one_cause else rows[0].reason
             return [times, rows[0].primitive, short_dtypes(rows[0]), scaled(flops), reason]
 
         columns = {"times": ">7", "primitive": "22", "dtypes": "26", "FLOPs": ">7", "reason": ""}
-        more = "more groups; report.rows holds all rows"
-        return table(columns, ordered, cells, _SHOWN, more)
+        return table(columns, ordered, cells, 30, "more groups; report.rows holds all rows")
 
     def to_html(self, path: str | pathlib.Path | None = None) -> str:
-        """Returns the report as an HTML page, to be opened in any browser.
+        """Returns the report as an HTML page for any browser.
 
-        It is one file that runs no script and asks nothing of a network. Links lead from each
-        equation to those that made its operands, and to the cause of its dtypes.
+        It is one file that runs no script and loads nothing from a network. Each equation has links
+        to the producers of its operands, and to the cause of its dtypes.
 
         Args:
-            path: A file to write it to as well.
+            path: A file to write the page to as well.
 
         Example:
             >>> import jax.numpy as jnp
@@ -212,13 +210,13 @@ class Report(Exported):
         shares = [(d, scaled(s.flops), f"{scaled(s.nbytes)}B") for d, s in self.by_dtype().items()]
         tables = [
             ("By dtype", ("dtype", "FLOPs", "bytes"), shares),
-            ("Kept for the backward pass", _OF_KEPT, _cells(self.kept)),
-            ("At risk in 16 bits", _OF_RISKS, _cells(self.at_risk)),
+            _fields("Kept for the backward pass", KeptRow, self.kept),
+            _fields("At risk in 16 bits", AtRisk, self.at_risk),
         ]
-        return saved(page_text(self.name, self.summary, facts, page_rows(self.rows), tables), path)
+        return saved(page_text(self.name, self.summary, facts, self.rows, tables), path)
 
     def _repr_html_(self) -> str:
-        """Returns the page in a frame, for notebooks: it shares nothing with the notebook."""
+        """Returns the page in a frame that is isolated from the notebook."""
         return (
             f'<iframe title="{html.escape(self.name)}" sandbox="" '
             f'style="width:100%;height:760px;border:0" srcdoc="{html.escape(self.to_html())}">'
@@ -271,11 +269,20 @@ class Report(Exported):
         ]
 
 
-def _cells(rows: Sequence[Any]) -> list[tuple[Any, ...]]:
-    """Returns the values of the fields of each row."""
-    return [tuple(getattr(row, field.name) for field in dataclasses.fields(row)) for row in rows]
+def _kept_cells(row: KeptRow) -> list[Any]:
+    return [scaled(row.nbytes), row.arrays, row.dtype, row.primitive or "a loop", row.scope]
+
+
+def _risk_cells(risk: AtRisk) -> list[Any]:
+    return [risk.equations, risk.primitive, risk.dtype, risk.scope, risk.because]
+
+
+def _fields(title: str, kind: type[Any], rows: Sequence[Any]) -> Table:
+    """Returns a table of a page with a column per field of a dataclass."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    return title, names, [[getattr(row, name) for name in names] for row in rows]
 
 
 def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    # Of dtypes only those that the program declares: the others are what policies change.
+    # Only declared dtypes: policies change the others.
     return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]

@@ -1,4 +1,4 @@
-"""`Plan` -> rows: one equation each, as plain data."""
+"""The rows of a report: the equations of a plan as plain data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy
 from .jaxprs import flops_of, nbytes_of
-from .provenance import causes_of, readers_in_words
+from .provenance import causes_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -35,32 +35,29 @@ class Row:
         operand_shapes: The shape of each operand.
         result_shapes: The shape of each result.
         declared_operands: The dtype of each operand as the program declares it.
-        operands: The dtype in which each operand is read.
+        operands: The dtype of each operand as it runs.
         declared_results: The dtype of each result as the program declares it.
-        results: The dtype that each result has.
-        rule: The rule of the primitive: the name of its cast policy or, where a function of the
-            equation chooses that, the function's; ``""`` where the inside of the primitive is
-            planned.
+        results: The dtype of each result as it runs.
+        rule: The rule of the primitive: the name of its cast policy, or of the function that
+            chooses one; ``""`` if the bodies of the primitive are planned.
         reason: The code of the reason for these dtypes; `jmp_autocast.interpreters.ReasonCode`
             lists them.
-        cause: The operand, consumer, scope or rule behind the reason, ``""`` where the code says
-            it all.
-        operand_rows: The index of the row that made each operand, also across the boundaries of
-            calls and loops; None for inputs, constants and literals. What a loop carries, or the
-            branches of a ``cond`` return, is made by the row of the loop or ``cond``.
+        cause: The operand, consumer, scope or rule behind the reason, ``""`` if the code is enough.
+        operand_rows: The index of the row of each operand's producer, also across the boundaries of
+            calls and loops; None for inputs, constants and literals. The producer of a carry, or of
+            a result of a ``cond``, is the loop or ``cond``.
         operand_inputs: The path of each operand in the arguments of the program, such as
-            ``"0/dense/kernel"``; ``""`` for what is no input.
-        operand_sources: What each operand is that nothing has computed: ``"param"``, ``"data"``,
-            ``"const"`` or ``"literal"``, also if it was moved or cast; ``""`` for what is computed.
-        cause_operands: The positions of the operands that the reason points at.
-        cause_rows: The indices of the rows that the reason points at: those that made the operands
-            which decided, the reader that decided, what a carry starts as and is returned as, what
-            the branches or the inside of a call return. Empty where a rule, a scope, the program,
-            an input or an output decided. Following the first of them from row to row ends in such
-            a row, unless a loop's carry leads back: a reader that only moves the value on, and has
-            its dtype from it, is left out for the one behind it.
+            ``"0/dense/kernel"``; ``""`` for other values.
+        operand_sources: The kind of each operand that is a source: ``"param"``, ``"data"``,
+            ``"const"`` or ``"literal"``, also if it was moved or cast; ``""`` for computed values.
+        cause_operands: The positions of the operands that caused the dtypes.
+        cause_rows: The indices of the rows that caused the dtypes: producers of operands, the
+            consumer, the start and the end of a carry, the results of branches or of the body of a
+            call. Empty if a rule, a scope, the program, an input or an output decided. Following
+            the first of them from row to row ends in such a row, or goes around the carry of a
+            loop; consumers that only move the value are skipped.
         flops: Estimated floating point operations, over all ``times``; 0 for data movement,
-            casts, and what has an inside.
+            casts, and equations with bodies.
         nbytes: Bytes of operands and results in these dtypes, over all ``times``.
         declared_nbytes: The same in the declared dtypes.
 
@@ -100,27 +97,27 @@ class Row:
 
 
 def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
-    """Returns the rows of a plan, in program order; what is inside an equation follows it.
+    """Returns the rows of a plan, in program order; the bodies of an equation follow it.
 
     Args:
-        visits: What `walk_plan` returns, with the paths of the inputs in the arguments as origins.
-        policy: The policy that the plan was made with.
+        visits: The visits of `walk_plan`, with the paths of the inputs in the arguments as origins.
+        policy: The policy of the plan.
     """
-    pairs, readers = zip(visits, causes_of(visits), strict=True), readers_in_words(visits)
-    return [_row(visit, causes, readers.get(visit.index, ""), policy) for visit, causes in pairs]
+    pairs = zip(visits, causes_of(visits), strict=True)
+    return [_row(visit, causes, policy) for visit, causes in pairs]
 
 
 def note_on_sizes(rows: Iterable[Row]) -> str:
-    """Returns what to say of FLOPs and bytes if a length in the rows is symbolic, else ""."""
+    """Returns a note on FLOPs and bytes if a length in the rows is symbolic, else ""."""
     shapes = (shape for row in rows for shape in (*row.operand_shapes, *row.result_shapes))
     symbolic = any(map(is_symbolic_dim, itertools.chain.from_iterable(shapes)))
     return f"symbolic lengths count as {ASSUMED_LENGTH}" if symbolic else ""
 
 
-def _row(visit: Visit, causes: tuple[int, ...], reader: str, policy: Policy) -> Row:
+def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
     eqn, plan, times = visit.eqn, visit.plan, visit.times
-    # A contraction that hands out its accumulator, in a program that autocast has made, has the
-    # sources of its operands behind them. It is the row of the contraction that runs.
+    # In a program rewritten by autocast, a contraction that returns its accumulator has the sources
+    # of its operands as further operands.
     ran = contraction_in(eqn) or eqn
     invars = eqn.invars[: len(ran.invars)]
     operands = list(map(_name, invars, plan.reads))
@@ -143,7 +140,7 @@ def _row(visit: Visit, causes: tuple[int, ...], reader: str, policy: Policy) -> 
         results=tuple(results),
         rule=_rule_name(policy, eqn, visit.scope),
         reason=plan.reason.code.value,
-        cause=": ".join(filter(None, (plan.reason.cause, reader))),
+        cause=plan.reason.cause,
         operand_rows=tuple(x if isinstance(x, int) else None for x in origins),
         operand_inputs=tuple(x if isinstance(x, str) else "" for x in origins),
         operand_sources=tuple(
@@ -162,7 +159,7 @@ def _shape(atom: Atom) -> tuple[int, ...]:
 
 
 def _name(atom: Atom, dtype: Any = None) -> str:
-    """Returns the name of a dtype, by default of the one that a variable or literal declares."""
+    """Returns the name of a dtype, by default of the declared one of a variable or literal."""
     dtype = dtype or getattr(atom.aval, "dtype", None)
     return str(getattr(dtype, "name", dtype))
 
@@ -171,7 +168,7 @@ def _rule_name(policy: Policy, eqn: JaxprEqn, scope: Sequence[str]) -> str:
     name = eqn.primitive.name
     rule, origin = policy.rule_for(name, scope)
     if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):
-        return ""  # no rule is needed: the inside is planned, or the cast is the program's
+        return ""  # the bodies are planned, or the cast is the program's
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)
 
 
@@ -182,7 +179,7 @@ SHORT = {
     "float64": "f64",
     "float8_e4m3fn": "f8",
 }
-"""Names of dtypes where there is little room."""
+"""Short names of dtypes."""
 
 
 def short_dtypes(row: Row) -> str:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from ...interpreters.after.kept_wide import is_guard
 from ...interpreters.compat import assumed_size
 from ...interpreters.plan.reasons import ReasonCode
-from ...policies import CONTRACTIONS, E4M3
+from ...policies import CONTRACTIONS
 from .jaxprs import Casts
 from .rows import Row
 
@@ -29,28 +29,27 @@ class Totals:
         contraction_flops: Those of matmuls and convolutions.
         low_contraction_flops: Those of matmuls and convolutions with 16-bit or 8-bit operands.
         guarded_contraction_flops: Those of matmuls and convolutions that a guard (``COORD``,
-            ``LITERAL``) keeps in float32, although nobody asked for it.
+            ``LITERAL``) keeps in float32, without a request of the user.
         float8_contraction_flops: Those of matmuls with 8-bit operands.
-        wide_kernel_flops: Those of the matmuls in kernels that keep float32, as far as a kernel
-            shows them. They are no part of the others.
-        casts: The casts of the program that runs; those that the program itself writes count too.
+        wide_kernel_flops: Those of the matmuls in kernels that keep float32, if the kernel shows
+            them. The other numbers exclude them.
+        casts: The casts of the program that runs, including those that the program itself writes.
         parameters: The number of parameter arrays.
-        cast_parameters: The number of 16-bit copies of parameters that are made.
-        quantized_parameters: The number of 8-bit copies of whole parameters that are made.
-        residual_nbytes: The bytes of activations that `jax.vjp` of the program that runs keeps for
-            its backward pass, with respect to the parameters, or to all float inputs where there
-            are none. Each array counts once; inputs, moved or cast parameters and constants do
-            not, 8-bit copies of parameters do. The number is the jaxpr's: XLA may merge equal
-            arrays and compute cheap ones again. None for a program that holds a backward pass
-            itself, and for one that JAX cannot differentiate.
+        cast_parameters: The number of 16-bit copies of parameters.
+        quantized_parameters: The number of 8-bit copies of whole parameters.
+        residual_nbytes: The bytes of the residuals of `jax.vjp` of the program that runs, with
+            respect to the parameters, or to all float inputs of a program without parameters. Each
+            array counts once; inputs, moved or cast parameters and constants do not, 8-bit copies
+            of parameters do. The number is the jaxpr's: XLA may merge equal arrays and recompute
+            cheap ones. None for a program with a backward pass of its own, and for one that JAX
+            cannot differentiate.
         float32_residual_nbytes: The bytes of those in float32.
-        declared_residual_nbytes: What the same arrays would take in float32, without the copies
-            that casts make: what the program keeps as it is written. None as above, and where an
-            option asks to keep less.
-        residual_error: What JAX said of a program that it cannot differentiate, else ``""``.
+        declared_residual_nbytes: The bytes of the same arrays in float32, without copies by casts:
+            the residuals of the program as it is written. None as above, and with `keep_less`.
+        residual_error: The error of JAX for a program that it cannot differentiate, else ``""``.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
-        unmatched_scopes: Scope patterns of the policy that no equation stands in.
-        loops_of_unknown_length: The number of ``while`` loops, whose inside counts once.
+        unmatched_scopes: Scope patterns of the policy that match no equation.
+        loops_of_unknown_length: The number of ``while`` loops, whose body counts once.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -119,13 +118,13 @@ class Totals:
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """What one dtype takes part in.
+    """The share of one dtype in a program.
 
     Args:
-        flops: The FLOPs of the equations whose widest float operand has it; where no operand is a
-            float, whose first result has it.
-        nbytes: The bytes of operands and results in it. What has an inside does not count: its
-            operands are read there.
+        flops: The FLOPs of the equations whose widest float operand has the dtype; without a float
+            operand, whose first result has it.
+        nbytes: The bytes of operands and results with the dtype. Equations with bodies do not
+            count: the bodies do.
 
     Example:
         >>> import jax.numpy as jnp
@@ -140,54 +139,21 @@ class Share:
 
 
 def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
-    """Returns the share of each dtype, the most bytes first.
-
-    Args:
-        rows: The rows of a report, or some of them.
-    """
+    """Returns the share of each dtype in some rows of a report, the most bytes first."""
     flops: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     for row in rows:
-        flops[dtype_of(row)] += row.flops  # 0 where the rows inside have them
-        nbytes.update(nbytes_by_dtype(row))
+        flops[dtype_of(row)] += row.flops
+        if not row.inner:
+            shapes = (*row.operand_shapes, *row.result_shapes)
+            for name, shape in zip((*row.operands, *row.results), shapes, strict=True):
+                nbytes[name] += row.times * assumed_size(math.prod(shape)) * item_size(name)
     names = sorted(flops.keys() | nbytes.keys(), key=lambda name: (-nbytes[name], name))
     return {name: Share(flops[name], nbytes[name]) for name in names if flops[name] + nbytes[name]}
 
 
-def nbytes_by_dtype(row: Row) -> dict[str, int]:
-    """Returns the bytes of a row's operands and results in each dtype, over all its runs.
-
-    Args:
-        row: A row. One with an inside has none: its operands are read there.
-    """
-    nbytes: Counter[str] = Counter()
-    if not row.inner:
-        shapes = (*row.operand_shapes, *row.result_shapes)
-        for name, shape in zip((*row.operands, *row.results), shapes, strict=True):
-            nbytes[name] += row.times * assumed_size(math.prod(shape)) * item_size(name)
-    return nbytes
-
-
-def contraction_flops(rows: Iterable[Row]) -> tuple[int, int, int]:
-    """Returns the FLOPs of matmuls and convolutions: all, those that are lowered, those in 8 bits.
-
-    Args:
-        rows: The rows of a report.
-    """
-    found = [row for row in rows if row.primitive in CONTRACTIONS]
-    # Only the two factors count: what follows them in a ragged dot are the sizes of its groups.
-    low = [row for row in found if all(is_low(name) for name in row.operands[:2])]
-    low8 = [row for row in low if row.operands[0] == E4M3.name]
-    total, total_low, total_low8 = (sum(row.flops for row in rows) for rows in (found, low, low8))
-    return total, total_low, total_low8
-
-
 def guarded(rows: Iterable[Row]) -> list[Row]:
-    """Returns the matmuls and convolutions that a guard keeps in float32, the largest first.
-
-    Args:
-        rows: The rows of a report.
-    """
+    """Returns the matmuls and convolutions that a guard keeps in float32, the largest first."""
     found = [r for r in rows if r.primitive in CONTRACTIONS and is_guard(ReasonCode(r.reason))]
     return sorted(found, key=lambda row: -row.flops)
 
@@ -198,8 +164,7 @@ def is_low(name: str) -> bool:
 
 
 def dtype_of(row: Row) -> str:
-    """Returns the dtype that a row computes in."""
-    # A matmul of bfloat16 and float32 runs in float32, and so does all that has a float32 operand.
+    """Returns the dtype that a row computes in: that of its widest float operand."""
     floats = [name for name in row.operands if is_float(name)]
     return max(floats, key=item_size) if floats else (*row.results, "")[0]
 
@@ -211,7 +176,7 @@ def is_float(name: str) -> bool:
 
 @functools.cache
 def item_size(name: str) -> int:
-    """Returns the bytes of one element, 0 for what is no number, such as a random key."""
+    """Returns the bytes of one element, 0 for dtypes without numbers, such as random keys."""
     try:
         return jnp.dtype(name).itemsize
     except TypeError:

@@ -1,1 +1,1 @@
-"""Searching for the operations that have to be kept in float32."""
+"""`tune`: the search for the operations that need float32."""

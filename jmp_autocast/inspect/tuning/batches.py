@@ -1,4 +1,4 @@
-"""The arguments that `tune` runs a function on, and how far two results are apart."""
+"""The batches of `tune`, the results of a function for them, and the errors of results."""
 
 from __future__ import annotations
 
@@ -24,13 +24,7 @@ from ..signature import Signature
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Batch:
-    """The arguments of one call.
-
-    Args:
-        args: The arguments.
-        signature: What is static in them.
-        arrays: Their array leaves, which are traced.
-    """
+    """The arguments of one call, their static signature, and their array leaves."""
 
     args: tuple[Any, ...]
     signature: Signature
@@ -44,7 +38,6 @@ class Batch:
 
 def different(batches: Sequence[Batch]) -> list[Batch]:
     """Returns the first batch of each signature and shapes: the others have the same plans."""
-    # A hundred batches of one shape are planned once: planning reads no values.
     found: dict[Any, Batch] = {}
     for batch in batches:
         found.setdefault((batch.signature, batch.shapes), batch)
@@ -52,17 +45,14 @@ def different(batches: Sequence[Batch]) -> list[Batch]:
 
 
 def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
-    """Returns a function from a signature and its arrays to the arrays that ``fn`` gives for them.
+    """Returns ``fn`` as a function from a signature and its arrays to arrays.
 
-    Args:
-        fn: The function.
-        argnums: The arguments to differentiate the first array by: the gradients come behind the
-            result. None for the result alone.
+    With ``argnums`` the gradients of the first array follow the result.
     """
 
     def run(signature: Signature, *arrays: Any) -> list[Any]:
         args = signature.rebuilt(arrays)
-        # What a call changes in its objects is lost here, as nothing of it is compared.
+        # The state that a call writes is discarded.
         with opened(fn, args, {}) as pure:
             call = flatten(pure.fn, (), pure.args, pure.kwargs)
             if argnums is None:
@@ -81,36 +71,29 @@ def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
 
 
 def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -> list[list[Any]]:
-    """Returns the float arrays that a function gives for each batch.
-
-    Args:
-        fn: The function.
-        batches: The batches.
-        argnums: As for `arrays_of`.
-    """
-    # Compiled, as users run their programs: what XLA makes of it is what counts. But a rounding
-    # that is left out overflows nowhere, and a policy must be good enough where every one is done,
-    # as on devices that compute in 16 bits.
+    """Returns the float results of `arrays_of` a function for each batch."""
+    # Compiled, as users run their programs, but with every rounding: a device that computes in 16
+    # bits may overflow in a rounding that XLA would remove elsewhere.
     run = jax.jit(arrays_of(fn, argnums), static_argnums=0, compiler_options=EVERY_ROUNDING)
-    outputs = [run(batch.signature, *batch.arrays) for batch in batches]
-    return [[x for x in made if jnp.issubdtype(x.dtype, jnp.inexact)] for made in outputs]
+    results = [run(batch.signature, *batch.arrays) for batch in batches]
+    return [[x for x in each if jnp.issubdtype(x.dtype, jnp.inexact)] for each in results]
 
 
 def nudged(batch: Batch) -> Batch:
     """Returns a batch whose floats are moved by about a unit in the last place, up or down.
 
-    What a program returns for it differs by as much as float32 leaves open.
+    The results of the float32 program differ by its own uncertainty.
     """
     rng = np.random.default_rng(0)
 
     def moved(x: Any) -> Any:
         aval = jax.typeof(x)
-        # A value of another type than arrays, such as a hijax variable of Flax, has no dtype.
+        # A value that is no array, such as a hijax variable of Flax, has no dtype.
         if getattr(aval, "dtype", None) not in (jnp.float32, jnp.float64):
             return x
         eps = float(jnp.finfo(aval.dtype).eps)
         if aval.weak_type:
-            return x * (1 + eps)  # an array would make it strongly typed: another program
+            return x * (1 + eps)  # an array would make it strongly typed
         near = (1 + eps * rng.choice((-1, 1), aval.shape)).astype(aval.dtype)
         y = readable(x)
         return x * near if y is x else jax.device_put(y * near, x.sharding)
@@ -120,33 +103,24 @@ def nudged(batch: Batch) -> Batch:
 
 @jax.jit
 def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[ArrayError]:
-    """Returns how far each array is from its reference.
-
-    Args:
-        exact: The arrays of the float32 program. What is not finite there is left out.
-        found: Those of the other program.
-    """
+    """Returns the error of each array of a program against that of the float32 program."""
     return [distance(x, y) for x, y in zip(exact, found, strict=True) if x.size]
 
 
 def worst(distances: Sequence[ArrayError], undetermined: Sequence[bool]) -> float:
-    """Returns the relative L2 error of the worst array, infinity for what is no longer finite.
+    """Returns the largest relative L2 error, infinity if an array is no longer finite.
 
-    Not the mean: a loss that is exact must not hide a gradient that is lost.
-
-    Args:
-        distances: Those of `distances`.
-        undetermined: Which arrays have only to be finite.
+    Not the mean: an exact loss must not hide a lost gradient. Undetermined arrays have only to be
+    finite.
     """
     pairs = zip(distances, undetermined, strict=True)
-    # The error of an array whose reference is zero is infinite as well.
     return max(
         (float(d.error) for d, left_out in pairs if not left_out or float(d.lost) > 0), default=0.0
     )
 
 
 def check(fn: Any, tolerance: Any) -> None:
-    """Raises TypeError or ValueError for arguments that are wrong whatever the batches hold."""
+    """Raises TypeError or ValueError for a wrong function or tolerance."""
     check_function(fn, "tune", "Pass the function itself, then its arguments.")
     if isinstance(fn, Autocast):
         raise ValueError(
@@ -154,7 +128,7 @@ def check(fn: Any, tolerance: Any) -> None:
             "the function that was wrapped, and its policy as policy=."
         )
     fix = "Write the largest relative error, such as tolerance=0.01."
-    # True is an int, and 1.0 as a tolerance: 100 % of error, which nobody means.
+    # True is an int, and would be a tolerance of 100 %.
     if not isinstance(tolerance, int | float | np.number) or isinstance(tolerance, bool):
         raise wrong_type("tolerance must be a number", tolerance, fix)
     if not 0 < float(tolerance) < math.inf:

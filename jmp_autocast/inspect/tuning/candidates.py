@@ -1,4 +1,4 @@
-"""What `tune` can keep in float32: operations by scope and primitive, and policies that do."""
+"""The candidates of `tune`: operations by scope and primitive, and policies for them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,14 @@ from .batches import Batch, arrays_of
 
 
 class Candidate(NamedTuple):
-    """What is kept in float32 together: the equations of one primitive in one scope.
-
-    Args:
-        scope: The names of the enclosing scopes, joined by ``/``.
-        primitive: The primitive's name.
-    """
+    """The equations of one primitive in one scope, with the names of scopes joined by ``/``."""
 
     scope: str
     primitive: str
 
     @property
     def operation(self) -> tuple[str, str]:
-        """Its name in a program whose scopes have no marks of this package."""
+        """Its name in a program without marks of this package."""
         names = [name for name in self.scope.split("/") if read_mark(name) is None]
         return "/".join(names), self.primitive
 
@@ -41,14 +36,9 @@ class Candidate(NamedTuple):
 def candidates_of(
     fn: Callable[..., Any], policy: Policy, batches: Iterable[Batch], argnums: Any
 ) -> dict[Candidate, str]:
-    """Returns what a policy lowers, in program order, each with a source line.
+    """Returns the operations that a policy lowers, in program order, each with a source line.
 
-    Args:
-        fn: The function in float32.
-        policy: The policy.
-        batches: The arguments of the calls. Of those with equal shapes one will do.
-        argnums: The arguments that the function is differentiated by. What the rules of its custom
-            derivatives compute follows then.
+    With ``argnums``, the operations in the rules of custom derivatives follow.
     """
     found: dict[Candidate, str] = {}
     for batch in batches:
@@ -57,21 +47,16 @@ def candidates_of(
             for plan in _derivative_rules(fn, policy, batch, argnums):
                 rows += rows_of(walk_plan(plan), policy)
         for row in rows:
-            # What has no FLOPs moves data, casts, or holds others: there is nothing to keep.
+            # Equations without FLOPs move data, cast, or have bodies.
             if row.flops and _is_lowered(row):
                 found.setdefault(Candidate(row.scope, row.primitive), row.source)
     return found
 
 
 def rows_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[Row]:
-    """Returns the rows of a function's report under a policy, without its totals.
+    """Returns the rows of a function's report under a policy.
 
-    Totals differentiate the program, which takes longer than planning it.
-
-    Args:
-        fn: The function in float32.
-        policy: The policy.
-        batch: The arguments of the call.
+    The totals of a report would differentiate the program, which takes longer than planning it.
     """
     wrapper = _wrapper(fn, policy, batch)
     return list(rows_of(walk_plan(wrapper.planned(*batch.args).plan), policy))
@@ -90,20 +75,15 @@ def low_share(rows: Sequence[Row]) -> float:
 
 
 def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
-    """Returns a policy under which some candidates run in float32, besides what it says already.
-
-    Args:
-        policy: The policy to start from.
-        candidates: The candidates.
-    """
+    """Returns a policy with rules that keep some candidates in float32."""
     added = []
     for candidate in candidates:
         default = DEFAULT_RULES.get(candidate.primitive)
-        # Of the policies that mean float32, the primitive's own: it may also set a dtype parameter.
+        # The primitive's own policy for float32 may also set a dtype parameter.
         rule = CastPolicy.FP32
         if isinstance(default, CastPolicy) and default in FULL_POLICIES:
             rule = default
-        # A scope is a name, not a pattern: in `layers[0]`, `[0]` would match 0.
+        # A scope is no pattern: in `layers[0]`, `[0]` would match 0.
         scope = glob.escape(candidate.scope) if candidate.scope else "*"
         added.append((scope, candidate.primitive, rule))
     # All at once: `with_rules` checks all rules of the policy again at each call, and a trial may
@@ -112,7 +92,7 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
 
 
 def _is_lowered(row: Row) -> bool:
-    """True for an equation that computes in 16 bits what the program declares as float32."""
+    """True for an equation with a declared float32 that runs in 16 bits."""
     pairs = zip(
         (*row.declared_operands, *row.declared_results), (*row.operands, *row.results), strict=True
     )
@@ -122,9 +102,9 @@ def _is_lowered(row: Row) -> bool:
 def _derivative_rules(
     fn: Callable[..., Any], policy: Policy, batch: Batch, argnums: Any
 ) -> list[Plan]:
-    """Returns the plans of derivative rules, which come into being while JAX differentiates.
+    """Returns the plans of derivative rules, which JAX traces while it differentiates.
 
-    The policy may look at no scope, and plans then know of none; here each has to know its own.
+    They have all scopes, even under a policy without scoped rules.
     """
     wrapper = _wrapper(fn, policy, batch)
     plans: list[Plan] = []

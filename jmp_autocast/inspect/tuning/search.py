@@ -1,8 +1,8 @@
-"""The search of `tune`: which few of many candidates have to stay in float32.
+"""The search of `tune` for the few of many candidates that need float32.
 
-It knows nothing of programs. A test says whether a set of candidates passes. The result has always
-passed; where runs are left at the end, and whatever contains a set that passes passes as well, none
-of it can be left out.
+It is independent of programs: a test decides whether a set of candidates passes. The result has
+always passed. If runs are left at the end, and all supersets of a passing set pass, then the result
+without any one of its candidates fails.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Test = Callable[[frozenset[int]], bool]
 
 
 def run_bound(candidates: int) -> int:
-    """Returns how many runs a search takes at most, those with nothing and everything included."""
-    # Finding the shortest prefix that passes takes at most twice log2: for steps that double, and
-    # for halves. The others are for leaving out.
+    """Returns the largest number of runs, including those with nothing and with everything."""
+    # The shortest prefix that passes takes at most twice log2: for steps that double, and for
+    # halves. The others are for removals.
     return math.floor(2 * math.log2(max(candidates, 1)) + 10)
 
 
@@ -28,13 +28,12 @@ def find_needed(
     """Returns candidates that pass together.
 
     The shortest prefix of an order that passes, together with the candidates found before, ends in
-    a candidate that is needed; the next one stands before it. This is delta debugging (Zeller and
+    a candidate that is needed; the next one is before it. This is delta debugging (Zeller and
     Hildebrandt, 2002) in the form of Junker's QuickXplain (2004). The order is that of the
-    predicted errors, which also say where each search for a prefix starts.
+    predicted errors, which also give the start of each search for a prefix.
 
     Args:
-        sizes: The predicted error of each candidate, the independent parts of an error that is
-            small enough if all candidates are left out of it.
+        sizes: The predicted error of each candidate: independent parts of an error.
         share: The part of the whole error that is small enough.
         passes: The test of a set of candidates.
         may_run: Whether one more test may be made.
@@ -70,7 +69,7 @@ def find_needed(
             end -= 1
             found.append(order[end])
     found += order[:end]
-    # Where the test is not monotone, a candidate may be needless once others are kept.
+    # If the test is not monotone, a candidate may be needless once others are kept.
     for candidate in tuple(found):
         is_sure = trusted and math.isfinite(sizes[candidate])
         if not is_sure and len(found) > 1 and may_run() and passes(frozenset(found) - {candidate}):
@@ -92,7 +91,7 @@ def _shortest(
         guess: The first size to test, less than ``end``.
         step: The first step from there.
         passes: The test of a size.
-        may_run: As for `find_needed`; a larger size is returned where it stops the search.
+        may_run: Whether one more test may be made; if not, a larger size is returned.
     """
     fails, size = -1, end
     while size - fails > 1 and may_run():

@@ -1,8 +1,9 @@
-"""`tune`: which operations have to stay in float32."""
+"""`tune`: finds the operations that have to stay in float32."""
 
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -24,14 +25,13 @@ from ..signature import split
 from .batches import Batch, arrays_of, check, different, distances, nudged, outputs_of, worst
 from .candidates import candidates_of, keeping, low_share, rows_under
 from .search import find_needed, run_bound
-from .traced_once import traced_once
 from .tune_report import KeptOperation, TuneReport
 
 mark_frames(__file__)
 
 
 class UnreachableError(ValueError):
-    """The program is not good enough even if all that the policy lowers runs in float32."""
+    """The error is too large even if all operations that the policy lowers run in float32."""
 
 
 @with_usage("tune(fn, params, x, tolerance=0.01), or tune(fn, batches=[(params, x)], ...)")
@@ -43,7 +43,7 @@ def tune(
     policy: PolicyLike | None = None,
     argnums: int | Sequence[int] | None = None,
 ) -> TuneReport:
-    """Finds the operations that have to stay in float32, and the policy that keeps them there.
+    """Finds the operations that have to stay in float32, and a policy for them.
 
     An operation is a primitive in a scope, also inside loops, branches and calls: the finer the
     ``jax.named_scope`` names of a program, the less stays in float32 unnecessarily. Flax Linen and
@@ -52,26 +52,26 @@ def tune(
 
     If the policy is not good enough as it is, one forward and backward pass in float32 predicts how
     much the rounding of each operation changes the loss, and which operations have values or
-    gradients that 16 bits cannot hold. Runs of the program, each with the operations of the largest
-    effects in float32, say how many of them are needed, and which are not: of ``n`` operations at
-    most ``2 * log2(n) + 10`` runs. Each run is compiled; the function is traced once for each kind
-    of batch. The same call does the same runs.
+    gradients out of the range of 16 bits. Runs of the program, each with the operations of the
+    largest effects in float32, find those that are needed: for ``n`` operations at most
+    ``2 * log2(n) + 10`` runs. Each run is traced and compiled. The same call does the same runs.
 
     Args:
         fn: The function in float32.
-        *args: Its arguments, with values that are typical of it.
+        *args: Its arguments, arrays with typical values.
         tolerance: The largest relative error (in the L2 norm, of the worst output array and batch)
             against the float32 function. A value that is finite only in float32 fails. An array
             that changes by more in float32 if the arguments change by a unit in the last place,
-            such as a gradient that is zero but for rounding, has only to be finite.
+            such as a gradient that is zero except for rounding, has only to be finite.
         batches: Instead of ``args``, for several calls: a tuple of arguments for each.
-        policy: Where to start, as for `autocast`, which names the default one as well.
-        argnums: The arguments to differentiate ``fn``, a scalar function, by: the gradients count
-            as outputs, so that the backward pass is checked as well.
+        policy: The policy to start from: a `Policy`, a 16-bit dtype or a jmp string; None for the
+            default.
+        argnums: Positions as in ``jax.grad``, of a function that returns a scalar: the gradients
+            count as outputs, so that the backward pass is checked as well.
 
     Returns:
         The report: ``report.policy`` for ``autocast(fn, policy=report.policy)``, and a table of
-        what each operation in float32 is worth.
+        the worth of each operation in float32.
 
     Raises:
         TypeError: An argument has the wrong type.
@@ -97,18 +97,19 @@ def tune(
     check(fn, tolerance)
     if is_switched_off():
         raise ValueError(
-            f"tune tries what autocast does, and the environment variable {VARIABLE} turns it off. "
-            "Unset it."
+            f"tune runs autocast, and the environment variable {VARIABLE} turns it off. Unset it."
         )
     start = autocast_options(policy).chosen[0]
     runs = [Batch(each, *split(each)) for each in calls_of("tune", args, batches)]
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")
-    return _Search(traced_once(fn), runs, float(tolerance), start, argnums).run()
+    # Wrappers live in the `__dict__` of their function: those of all trials are freed with a copy.
+    own = functools.wraps(fn)(lambda *args: fn(*args)) if inspect.isfunction(fn) else fn
+    return _Search(own, runs, float(tolerance), start, argnums).run()
 
 
 class _Search:
-    """One search. A set of candidates, those that a run keeps in float32, is one of indices."""
+    """One search. A set of candidates in float32 is a set of their indices."""
 
     def __init__(
         self,
@@ -121,18 +122,18 @@ class _Search:
         self._fn, self._batches, self._tolerance = fn, batches, tolerance
         self._start, self._argnums = start, argnums
         self._lowered = candidates_of(fn, start, different(batches), argnums)
-        # Of operations with the same effect, matmuls and convolutions stay in 16 bits.
+        # Among operations with the same effect, matmuls and convolutions stay in 16 bits.
         self._candidates = sorted(self._lowered, key=lambda each: each.primitive in CONTRACTIONS)
         self._errors: dict[frozenset[int], float] = {}
         self._has_loss, self._refused = False, ""
 
     def run(self) -> TuneReport:
-        """Searches, and returns what was found."""
+        """Searches, and returns the report."""
         nothing, everything = frozenset[int](), frozenset(range(len(self._candidates)))
         if self._passes(nothing):
             return self._report(nothing, [])
         before = self._errors[nothing]
-        # The search assumes that everything in float32 passes. Where it does not, no set does.
+        # The search assumes that everything in float32 passes; else no set does.
         if not everything or not self._passes(everything):
             raise UnreachableError(
                 f"tolerance={self._tolerance:g} is out of reach for {name_of(self._fn)}: with all "
@@ -141,8 +142,8 @@ class _Search:
                 "from another policy."
             )
         effects = self._effects()
-        # An operation that the prediction does not see comes first where the error is infinite, and
-        # else last: the derivative rules of `relu` and of its like round little.
+        # An operation without a prediction comes first if the error is infinite, and else last:
+        # derivative rules such as that of `relu` round little.
         unseen = math.inf if before == math.inf else 0.0
         sizes = [unseen if each is None else each.size for each in effects]
         bound = run_bound(len(everything))
@@ -152,9 +153,8 @@ class _Search:
 
     def _passes(self, kept: frozenset[int]) -> bool:
         if kept not in self._errors:
-            # A new policy is a new program, which is compiled anew.
             kind = kind_of(self._fn, self._batches[0].args, {})
-            # A scope may be in some batches only, or in a derivative rule alone.
+            # A scope may be in some batches only, or only in a derivative rule.
             kind = Part if kind is Autocast else kind
             mixed = wrapper_of(self._fn, autocast_options(policy=self._policy(kept)), kind)
             found = outputs_of(mixed, self._batches, self._argnums)
@@ -164,7 +164,7 @@ class _Search:
 
     @functools.cached_property
     def _float32(self) -> tuple[list[list[Any]], list[list[Any]]]:
-        """Returns the results of the float32 function, and those for arguments that are nudged."""
+        """The results of the float32 function, and those for nudged arguments."""
         nearby = list(map(nudged, self._batches))
         exact = outputs_of(self._fn, [*self._batches, *nearby], self._argnums)
         if not exact[0]:
@@ -176,22 +176,22 @@ class _Search:
 
     @functools.cached_property
     def _undetermined(self) -> list[list[bool]]:
-        """Returns which arrays of each batch float32 itself does not determine to the tolerance.
+        """Which arrays of each batch float32 itself does not determine to the tolerance.
 
-        The gradient of a bias that a softmax removes is an example: it is zero but for rounding. In
-        a GPT of one layer that of the key's bias has 1.6e-9 of the norm of all gradients, and
-        differs by 1.7e4 times its own norm in bfloat16.
+        An example is the gradient of a bias that a softmax removes: zero except for rounding. In a
+        GPT of one layer that of the key's bias has 1.6e-9 of the norm of all gradients, and its
+        error in bfloat16 is 1.7e4.
         """
         found = [
             [float(each.error) > self._tolerance for each in distances(x, y)]
             for x, y in zip(*self._float32, strict=True)
         ]
-        # Where float32 determines nothing, nothing is left out: a search that compares no array
-        # would accept any policy.
+        # If float32 determines no array, none is left out: a search without arrays would accept any
+        # policy.
         return [[False for _ in each] if all(each) else each for each in found]
 
     def _effects(self) -> list[Effect | None]:
-        """Returns the largest effect of each candidate in any batch, None where it has none."""
+        """Returns the largest effect of each candidate in any batch, None without one."""
         called, passes = arrays_of(self._fn, None), dict[Any, Pass]()
         operations = [candidate.operation for candidate in self._candidates]
         dtype, gradients = np.dtype(self._start.compute_dtype), self._argnums is not None

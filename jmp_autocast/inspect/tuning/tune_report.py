@@ -1,4 +1,4 @@
-"""`TuneReport`: the policy that `tune` found, and what each of its operations is worth."""
+"""`TuneReport`: the policy found by `tune`, and the worth of each of its operations."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from typing import Any, ClassVar
 
 from ...policies import Policy
-from ..export import NOT_EXPORTED, Exported, counted, cut, labeled, place, scaled, table
+from ..export import NOT_EXPORTED, Exported, counted, cut, labeled, located, scaled, table
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -15,14 +15,12 @@ class KeptOperation:
     """One operation that `jmp_autocast.tune` keeps in float32.
 
     Args:
-        scope: The names of the scopes that it is in, joined by ``/``; ``""`` for the whole
-            program.
+        scope: The names of its scopes, joined by ``/``; ``""`` for the whole program.
         primitive: The primitive's name.
         source: The user's source line of the first such equation.
-        worth: The change of the loss if this operation alone is lowered, to first order; of a
-            function without a loss the relative error of its results. Infinite for an operation
-            whose values or gradients the compute dtype cannot hold, and None for one that the
-            prediction does not see.
+        worth: The change of the loss if this operation alone is lowered, to first order; without a
+            loss the relative error of the results. Infinite for an operation with values or
+            gradients out of the range of the compute dtype, and None for one without a prediction.
         flops: The FLOPs of these equations in one call, with loops multiplied by their length.
 
     Example:
@@ -46,7 +44,7 @@ class KeptOperation:
 
     @property
     def why(self) -> str:
-        """``"range"``, ``"rounding"``, or ``"not seen"`` by the prediction.
+        """``"range"``, ``"rounding"``, or ``"not seen"`` without a prediction.
 
         Example:
             >>> KeptOperation("head", "exp", "model.py:3", worth=0.02, flops=64).why
@@ -59,21 +57,22 @@ class KeptOperation:
 
 @dataclasses.dataclass(frozen=True)
 class TuneReport(Exported):
-    """What `jmp_autocast.tune` has found.
+    """The result of `jmp_autocast.tune`.
 
     Args:
         name: The function's name.
         policy: The policy that was found.
-        kept: What it keeps in float32, the largest worth first, those that are not seen last.
+        kept: The operations that it keeps in float32, the largest worth first, those without a
+            prediction last.
         candidates: The number of operations that could have been kept.
-        runs: How many policies were tried.
+        runs: The number of policies that were tried.
         tolerance: The tolerance.
         loss: The loss in float32, the mean over the batches: the unit of ``worth``. None for a
-            function without one, and where the first policy was good enough.
+            function without one, and if the first policy was good enough.
         undetermined: The number of arrays that float32 itself does not determine to the tolerance,
             which have only to be finite.
-        unpredicted: The number of operations that the prediction does not see: they stand in
-            derivative rules, or before a ``while``.
+        unpredicted: The number of operations without a prediction: those in derivative rules, or
+            before a ``while``.
         refused: The error of JAX for a function that it cannot differentiate, so that nothing is
             predicted; else ``""``.
         error_before: The error of the policy that the search started from.
@@ -124,25 +123,23 @@ class TuneReport(Exported):
 
     def __str__(self) -> str:
         """Returns the result in a line, the errors, and a table of the operations in float32."""
-        left_out = unpredicted = worth = None
-        error = f"{self.error_before:.3g} before, {self.error_after:.3g} now, "
-        flops = f"of matmuls and convolutions in {self.policy.compute_dtype}: "
+        facts = {
+            "error": f"{self.error_before:.3g} before, {self.error_after:.3g} now, "
+            f"tolerance {self.tolerance:g}"
+        }
         if self.undetermined:
-            left_out = f"{counted(self.undetermined, 'array')} with too few digits in float32"
+            arrays = counted(self.undetermined, "array")
+            facts["left out"] = f"{arrays} with too few digits in float32"
+        facts["FLOPs"] = (
+            f"of matmuls and convolutions in {self.policy.compute_dtype}: "
+            f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
+        )
         if self.unpredicted:
             why = self.refused or "in derivative rules or before a while"
-            unpredicted = f"{counted(self.unpredicted, 'operation')}: {why}"
+            facts["unpredicted"] = f"{counted(self.unpredicted, 'operation')}: {why}"
         if self.kept:
             of = "relative error" if self.loss is None else f"change of the loss of {self.loss:.4g}"
-            worth = f"{of} if this alone is lowered, to first order"
-        facts = {
-            "error": f"{error}tolerance {self.tolerance:g}",
-            "left out": left_out,
-            "FLOPs": f"{flops}{100 * self.share_before:.1f} % before, "
-            f"{100 * self.share_after:.1f} % now",
-            "unpredicted": unpredicted,
-            "worth": worth,
-        }
+            facts["worth"] = f"{of} if this alone is lowered, to first order"
         lines = [self.summary, *labeled(facts)]
         if self.kept:
             columns = {"worth": ">9", "FLOPs": ">7", "why": "8", "operation": "20"}
@@ -151,6 +148,6 @@ class TuneReport(Exported):
 
 
 def _cells(operation: KeptOperation) -> list[Any]:
-    where = place(operation.scope or "(everywhere)", source=operation.source)
+    where = located(operation.scope or "(everywhere)", source=operation.source)
     worth = "-" if operation.worth is None else f"{operation.worth:.2g}"
     return [worth, scaled(operation.flops), operation.why, operation.primitive, where]

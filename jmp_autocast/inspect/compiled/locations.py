@@ -1,4 +1,4 @@
-"""Where an instruction comes from: the scope and the source line in its metadata."""
+"""The location of an instruction: the scope and the source line in its metadata."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .hlo import Instruction, Module
 _METADATA = re.compile(r'(?<!\w)metadata=\{((?:[^{}"]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*)\}')
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s,}]+)')
 _ENTRY = re.compile(r'^(\d+) (".*"|\{.*\})$')
-# JAX writes what surrounds an equation beside the scopes of the user.
+# JAX writes enclosing calls between the scopes of the user.
 _CALLS = re.compile(
     r"(jit|pjit|checkpoint|remat|closed_call|core_call|shard_map|custom_jvp_call|custom_vjp_call|eval_jaxpr)"
     r"(\(.*\))?$|(while|body|cond|scan|main|rematted_computation|branch_\d+_fun|autocast\[.*\])$"
@@ -19,13 +19,13 @@ _CALLS = re.compile(
 _WRAPPED = re.compile(r"(?:jvp|transpose|vmap|linearize)\((.*)\)$")
 
 
-class Place(NamedTuple):
-    """Where an instruction comes from.
+class Location(NamedTuple):
+    """The origin of an instruction in the user's program.
 
     Args:
-        scope: The scopes around it, joined by ``/``.
+        scope: The enclosing scopes, joined by ``/``.
         operation: The name of JAX's primitive, such as ``dot_general``.
-        source: The file and line, as `explain` writes them; ``""`` where the text does not say.
+        source: The file and line, as in a `Row` of `explain`; ``""`` if the text lacks them.
     """
 
     scope: str
@@ -33,8 +33,8 @@ class Place(NamedTuple):
     source: str
 
 
-def place_of(instruction: Instruction, module: Module) -> Place:
-    """Returns where an instruction comes from."""
+def location_of(instruction: Instruction, module: Module) -> Location:
+    """Returns the location of an instruction."""
     found = _METADATA.search(instruction.attributes)
     fields = {k: v.strip('"') for k, v in _FIELD.findall(found[1])} if found else {}
     *scopes, operation = _split(fields.get("op_name", ""))
@@ -43,11 +43,11 @@ def place_of(instruction: Instruction, module: Module) -> Place:
         source = f"{fields['source_file']}:{fields.get('source_line', '')}"
     else:
         source = _frames(module.header).get(fields.get("stack_frame_id", ""), "")
-    return Place("/".join(names), operation, source)
+    return Location("/".join(names), operation, source)
 
 
 def _split(text: str) -> list[str]:
-    """Returns the parts between slashes; a slash in brackets is a part of a name."""
+    """Returns the parts between slashes; a slash in brackets belongs to a name."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
@@ -74,13 +74,12 @@ def _frames(header: str) -> dict[str, str]:
             current[found[1]] = found[2]
         else:
             current = tables.setdefault(line.strip(), {})
-    files = tables.get("FileNames", {})
-    lines = {}
+    files, lines = tables.get("FileNames", {}), {}
     for number, text in tables.get("FileLocations", {}).items():
         fields = dict(_FIELD.findall(text))
         file = files.get(fields.get("file_name_id", ""), "").strip('"')
         lines[number] = f"{file}:{fields.get('line', '')}" if file else ""
-    frames = {}
-    for number, text in tables.get("StackFrames", {}).items():
-        frames[number] = lines.get(dict(_FIELD.findall(text)).get("file_location_id", ""), "")
-    return frames
+    return {
+        number: lines.get(dict(_FIELD.findall(text)).get("file_location_id", ""), "")
+        for number, text in tables.get("StackFrames", {}).items()
+    }
