@@ -110,7 +110,8 @@ _NAMES: dict[CastPolicy, str] = {
     ffi_call call_exported custom_partitioning pallas_call core_map mpmd_map tpu_custom_call
     mosaic_gpu mosaic_gpu_p buffer_callback
     composite custom_linear_solve linear_call custom_lin call_hi_primitive
-    run_state new_ref ref ref_new get swap addupdate freeze empty_ref accum_grad_in_ref jaxpr_call
+    run_state new_ref ref ref_new get swap addupdate freeze free_ref empty_ref accum_grad_in_ref
+    jaxpr_call call_hi_primitive_linearized new_box box_get box_set new_log log_extend log_read
     after_all create_token create_linear empty empty2 pin unpin tie stage unreachable dce_sink
     check shape_assertion program_order xla_metadata_value
     bcoo_dot_general bcoo_dot_general_sampled bcoo_extract bcoo_fromdense bcoo_sort_indices

@@ -19,7 +19,9 @@ KEPT = {name for name, rule in DEFAULT_RULES.items() if rule is CastPolicy.KEEP}
 
 
 def test_traits_are_considered_for_every_primitive_that_may_be_cast():
-    assert set(DEFAULT_RULES) - KEPT <= set(TRAITS), "add a row to primitives/traits.py"
+    casts = set(DEFAULT_RULES) - KEPT
+    assert casts <= set(TRAITS), "add a row to primitives/traits.py"
+    assert casts <= set(BACKWARD), "add a row to BACKWARD, in the same file"
 
 
 def test_no_row_is_for_a_primitive_that_nobody_casts():

@@ -240,11 +240,22 @@ _BACKWARD_ROWS: dict[str, str] = {
     "argmax argmin reduce_and reduce_or": "cheap flat reduces",
     "dot_general conv_general_dilated ragged_dot_general accumulate": "contracts bilinear",
     # Not cheap, as their operands are large or lie on other devices; the derivative reads indices.
-    """gather pick dynamic_slice dynamic_update_slice scatter-add cumsum reduce_window_sum pvary
-    psum psum_invariant all_gather all_gather_invariant all_to_all ppermute reduce_scatter name
-    reshard optimization_barrier""": "linear",
+    """gather pick dynamic_slice dynamic_update_slice scatter-add scatter-sub cumsum fft
+    reduce_window_sum name optimization_barrier device_put with_memory_space_constraint reshard
+    relayout layout_constraint pvary pbroadcast pbroadcast_dynamic reduced_vary_cast
+    reduced_vary_cast_p vary_unreduced_cast vary_unreduced_cast_p psum psum_invariant all_gather
+    all_gather_invariant all_gather_reduced all_to_all ragged_all_to_all ppermute
+    reduce_scatter""": "linear",
+    "polynomial": "cheap",
+    # Considered: opaque.
+    """approx_top_k bessel_i0e bessel_i1e cholesky cholesky_update cumlogsumexp cummax cummin
+    cumprod digamma dot_product_attention_fwd dot_product_attention_fwd_wrapper eig eigh geqp3 geqrf
+    hessenberg householder_product igamma igamma_grad_a igammac lgamma lu ormqr polygamma qr
+    random_gamma reduce_prod reduce_window_max reduce_window_min regularized_incomplete_beta scatter
+    scatter-max scatter-min scatter-mul schur select_and_scatter_add sort svd symmetric_product
+    top_k triangular_solve tridiagonal tridiagonal_solve zeta""": "",
 }
 
 BACKWARD: Mapping[str, frozenset[str]] = MappingProxyType(_read(_BACKWARD_ROWS, _BACKWARD_NAMES))
-"""From the name of a primitive to what a backward pass reads of it. What has no row is opaque: it
+"""From the name of a primitive to what a backward pass reads of it. Without a word it is opaque: it
 is never computed again, and its derivative is taken to read all of its operands."""
