@@ -9,6 +9,7 @@ readers; in which other one a caller gets it who asks for the computed dtypes is
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -22,9 +23,10 @@ from ...policies import (
     RETURNS_OPERAND_DTYPE,
 )
 from ...policies.registry import known_rule
-from ..compat import Atom, JaxprEqn, aval_of, jax_function
+from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, jax_function
 from ..plan.data import EquationPlan, Plan, ValueState, Want
 from ..plan.float_dtypes import is_16_bit
+from ..plan.needs import Need
 from ..plan.planner import Planner
 from ..plan.reasons import ReasonCode
 from ..primitives.reading import cast_dtype
@@ -38,19 +40,27 @@ _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
 _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
 
-def computed_wants(planner: Planner, plan: Plan, wants: Sequence[Want]) -> list[Want]:
+def computed_wants(
+    planner: Planner, closed: AnyJaxpr, inputs: Sequence[ValueState], wants: Sequence[Want]
+) -> list[Want]:
     """Returns what to ask of the outputs of a program to get each as PyTorch would return it.
 
+    PyTorch sees no consumers: the program is planned as if a product consumed each output.
+
     Args:
-        planner: What planned the program.
-        plan: The plan of the program.
-        wants: What was asked of each output.
+        planner: What plans the program.
+        closed: The program.
+        inputs: What is known of each input.
+        wants: What is asked of each output so far.
     """
     # At level "tensor_cores" float32 is what was asked for, not what a list says.
     if planner.policy.level == "tensor_cores":
         return list(wants)
-    dtypes = _follow(planner, plan, [None] * len(plan.inputs))
-    return [w if d is None else Want(dtype=d) for w, d in zip(wants, dtypes, strict=True)]
+    consumed = [dataclasses.replace(want, needs=int(Need.LEADS)) for want in wants]
+    plan = planner.plan_program(closed, inputs, consumed)
+    found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
+    dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
+    return [w if d is None else dataclasses.replace(w, dtype=d) for w, d in dtypes]
 
 
 def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Other]:
