@@ -334,10 +334,10 @@ def plan_call(
     warn_without_units(policy)
     inputs = input_states(body.invars, call.sources, policy)
     wants = [want_of(v.aval, options.output_dtype) for v in body.outvars]
-    plan = planner.plan_program(closed, inputs, wants)
     if options.output_dtype == "computed":
         # Consumers inside the program keep the dtypes that serve them.
-        plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wants))
+        wants = computed_wants(planner, closed, inputs, wants)
+    plan = planner.plan_program(closed, inputs, wants)
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, choice)
 
 

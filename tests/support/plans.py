@@ -38,10 +38,9 @@ def plan_of(
     inputs = [ValueState(dtype, leaf if dtype else None, marks=GIVEN) for dtype, leaf in pairs]
     wanted = dataclasses.replace(wanted or Want(), needs=consumer)
     wanted = [wanted] * len(closed.jaxpr.outvars)
-    plan = planner.plan_program(closed, inputs, wanted)
     if computed:
-        plan = planner.plan_program(closed, inputs, computed_wants(planner, plan, wanted))
-    return plan
+        wanted = computed_wants(planner, closed, inputs, wanted)
+    return planner.plan_program(closed, inputs, wanted)
 
 
 def all_equations(plan):

@@ -9,6 +9,7 @@ consumers, and this module finds the dtype for a caller with ``output_dtype="com
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -22,9 +23,10 @@ from ...policies import (
     RETURNS_OPERAND_DTYPE,
 )
 from ...policies.registry import known_rule
-from ..compat import Atom, JaxprEqn, aval_of, jax_function
+from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, jax_function
 from ..plan.data import EquationPlan, Plan, ValueState, Want
 from ..plan.float_dtypes import is_16_bit
+from ..plan.needs import Need
 from ..plan.planner import Planner
 from ..plan.reasons import ReasonCode
 from ..primitives.reading import cast_dtype
@@ -38,19 +40,27 @@ _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
 _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
 
-def computed_wants(planner: Planner, plan: Plan, wants: Sequence[Want]) -> list[Want]:
+def computed_wants(
+    planner: Planner, closed: AnyJaxpr, inputs: Sequence[ValueState], wants: Sequence[Want]
+) -> list[Want]:
     """Returns the requests for the outputs of a program in PyTorch's dtypes.
+
+    PyTorch sees no consumers: the program is planned as if a product consumed each output.
 
     Args:
         planner: The planner of the program.
-        plan: The plan of the program.
-        wants: The requests in the plan.
+        closed: The program.
+        inputs: The state of each input.
+        wants: The requests so far.
     """
     # At level "tensor_cores" float32 is the user's choice, not a list's.
     if planner.policy.level == "tensor_cores":
         return list(wants)
-    dtypes = _follow(planner, plan, [None] * len(plan.inputs))
-    return [w if d is None else Want(dtype=d) for w, d in zip(wants, dtypes, strict=True)]
+    consumed = [dataclasses.replace(want, needs=int(Need.LEADS)) for want in wants]
+    plan = planner.plan_program(closed, inputs, consumed)
+    found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
+    dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
+    return [w if d is None else dataclasses.replace(w, dtype=d) for w, d in dtypes]
 
 
 def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Other]:
