@@ -62,7 +62,7 @@ def quantize_params(
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
             argument holds the parameters.
         params: The parameters: any pytree of arrays, such as Linen variables, an NNX module or the
-            state of ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. 16-bit leaves
+            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. 16-bit leaves
             are read as `as_float32` makes them, and stay if they are not quantized. A
             ``jax.ShapeDtypeStruct`` becomes a `QuantizedArray` of two of them, for a restore.
             Shardings stay; a scale is on all devices.
