@@ -170,11 +170,6 @@ class Autocast(Wrapper, NoContext):
         """The policy that the function runs under."""
         return self._options.chosen[0]
 
-    @property
-    def is_enabled(self) -> bool:
-        """Whether it plans and casts: False with ``enabled=False``."""
-        return self._options.enabled
-
     def planned(self, *args: Any, **kwargs: Any) -> PlannedCall:
         """Traces and plans a call without running it.
 

@@ -11,7 +11,7 @@ from jax import numpy as jnp
 
 # XLA may leave out a rounding to 16 bits and back; XLA:CPU does so for a convolution's kernel.
 EVERY_ROUNDING = {"xla_allow_excess_precision": False}
-"""Options of a compiler that rounds wherever the program says so."""
+"""Options of a compiler that leaves out no rounding of the program."""
 
 _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
 

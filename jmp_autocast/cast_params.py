@@ -44,9 +44,9 @@ def cast_params(
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
             argument holds the parameters.
         params: The parameters: any pytree of arrays, such as Linen variables, an NNX module or the
-            state of ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. For a
+            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. For a
             ``jax.ShapeDtypeStruct`` only the dtype changes, for a restore in 16 bits. Shardings
-            stay, and so does what `quantize_params` stored in 8 bits.
+            stay, and so do leaves that `quantize_params` stored in 8 bits.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: As for `autocast`; None for the wrapper's own, or the default.
         check: Also runs both programs on the arguments, and compares the bits of all results, and

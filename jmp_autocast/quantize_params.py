@@ -62,7 +62,7 @@ def quantize_params(
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
             argument holds the parameters.
         params: The parameters: any pytree of arrays, such as Linen variables, an NNX module or the
-            state of ``nnx.split``, a Haiku or Equinox model, or what Orbax restores. 16-bit leaves
+            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. 16-bit leaves
             are read as `as_float32` makes them, and stay if they are not quantized. A
             ``jax.ShapeDtypeStruct`` becomes a `QuantizedArray` of two of them, for a restore.
             Shardings stay; a scale is on all devices.
@@ -125,7 +125,7 @@ def quantize_params(
 _FIXES = {
     "below the minimum": " Float8(minimum=...) sets it.",
     "no other matrix product follows": " Float8(skip=()) takes such products, too.",
-    "no operand is a parameter": " autocast(fn, params=0) says that argument 0 holds parameters.",
+    "no operand is a parameter": " Write autocast(fn, params=0) if argument 0 holds them.",
 }
 
 
@@ -159,7 +159,7 @@ def _check_recipe(policy: Policy, name: str) -> None:
     if recipe is not None and recipe.scaling != "tensor":
         raise ValueError(
             f"quantize_params stores one scale for an array, or for each layer of a stack, and the "
-            f"policy of {name} asks for Float8(scaling={recipe.scaling!r}). Pass a policy "
+            f"policy of {name} has Float8(scaling={recipe.scaling!r}). Pass a policy "
             'with scaling="tensor", or keep the parameters in float32.'
         )
 

@@ -24,16 +24,6 @@ def free(numbers: DimensionNumbers, rank: int, i: int) -> list[int]:
     return [d for d in range(rank) if d not in contracting and d not in batch]
 
 
-def uncontracted(numbers: DimensionNumbers, rank: int, i: int) -> tuple[int, ...]:
-    """Returns the dimensions of operand ``i`` that the product does not sum over, in their order.
-
-    Example:
-        >>> uncontracted((((2,), (1,)), ((0,), (0,))), 3, 1)
-        (0, 2)
-    """
-    return tuple(d for d in range(rank) if d not in numbers[0][i])
-
-
 def transposed(
     numbers: DimensionNumbers, ranks: Sequence[int], i: int
 ) -> tuple[DimensionNumbers, tuple[int, ...]]:

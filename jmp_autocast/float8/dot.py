@@ -128,16 +128,12 @@ def _factors(operands: Sequence[Any], raw: int | None) -> list[Factor]:
     return factors
 
 
-def _source_positions(raw: int | None) -> tuple[int, int]:
-    """Returns the positions of the two operands with a derivative."""
-    return {None: (4, 5), 0: (0, 3), 1: (3, 1)}[raw]
-
-
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tuple[Any, Any]:
     out = float8_dot_p.bind(*primals, **params)
     factors = _factors(primals, params["raw"])
     terms = []
-    for i, position in enumerate(_source_positions(params["raw"])):
+    # The operands with a derivative are the sources, and the raw factor.
+    for i, position in enumerate({None: (4, 5), 0: (0, 3), 1: (3, 1)}[params["raw"]]):
         if not is_zero(tangents[position]):
             terms.append(_by_tangent(i, tangents[position], factors[1 - i], **params))
     return out, functools.reduce(add_tangents, terms) if terms else zero_tangent(out)

@@ -20,7 +20,7 @@ from ..interpreters.compat import inlined
 from ..interpreters.plan.copies import CopyKey, Tag
 from ..policies import E4M3, FLOAT32, Float8
 from .carriers import row_major
-from .dimensions import DimensionNumbers, uncontracted
+from .dimensions import DimensionNumbers
 
 # The power of two in the largest number of a format: 448 is 1.75 * 2**8, 57,344 is 1.75 * 2**15.
 _TOP = {E4M3: 2.0**8, np.dtype(jnp.float8_e5m2): 2.0**15}
@@ -45,7 +45,7 @@ def rows_of(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> tuple
         >>> rows_of("row", numbers, 2, 1), rows_of("tensor", numbers, 2, 1)
         ((1,), ())
     """
-    return uncontracted(numbers, rank, i) if scaling == "row" else ()
+    return tuple(d for d in range(rank) if scaling == "row" and d not in numbers[0][i])
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -131,7 +131,8 @@ class ScaleOf:
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
         """Returns the scale alone."""
         rows, rest = _scale_dimensions(self.values, x.ndim, tag)
-        return {self: lax.squeeze(inverse_scale(x, self.values.format, rows), rest)}
+        inverse = _inlined(_inverse, self.values.format, rows)(lax.stop_gradient(x))
+        return {self: lax.squeeze(inverse, rest)}
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
         """Returns True: it is one number, which depends on all of the weight."""
@@ -184,11 +185,6 @@ def quantize(x: Any, dtype: np.dtype, rows: tuple[int, ...] = ()) -> tuple[Any, 
         ([-448.0, 128.0], 0.0078125)
     """
     return _inlined(_quantized, np.dtype(dtype), rows)(lax.stop_gradient(x))
-
-
-def inverse_scale(x: Any, dtype: np.dtype, rows: tuple[int, ...] = ()) -> Any:
-    """Returns the inverse scale of `quantize` alone."""
-    return _inlined(_inverse, np.dtype(dtype), rows)(lax.stop_gradient(x))
 
 
 def scaled(x: Any, inverse: Any, dtype: np.dtype) -> Any:

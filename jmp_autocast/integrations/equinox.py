@@ -67,6 +67,9 @@ def apply_gradients(
         ``eqx.nn.State`` that the loss returned is not part of them. To skip its changes, too,
         select each of its leaves: ``jnp.where(step_skipped(opt_state), old, new)``.
 
+    Raises:
+        TypeError: ``grads`` holds a loss scale, and ``opt_state`` does not: they are exchanged.
+
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, optax
         >>> from jmp_autocast import autocast, dynamic_loss_scaling

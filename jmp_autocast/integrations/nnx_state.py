@@ -40,7 +40,7 @@ _NODE = object()  # the placeholder of an NNX object in a result
 _ARGS, _KWARGS, _BOUND = range(3)  # the parts of a call: args, kwargs, arguments bound to `fn`
 
 
-@dataclasses.dataclass(eq=False)
+@dataclasses.dataclass(frozen=True)
 class ModuleGraph:
     """The static part of a call: the NNX objects without their arrays, and their positions.
 
@@ -50,28 +50,15 @@ class ModuleGraph:
         tree: The structure of (args, kwargs, bound), with NNX objects as leaves.
         leaves: The name of each leaf among the values of the call; None for an NNX object.
         graphdef: The graph of the objects.
-        state: For each variable or array of the graph its path in it, its name among the values,
-            and its metadata.
+        names: The name among the values of each variable or array of the graph.
+        state: For each of these its path in the graph, its name, and its metadata.
     """
 
-    tree: Any
-    leaves: list[str | None]
+    tree: Any = dataclasses.field(hash=False)
+    leaves: tuple[str | None, ...]
     graphdef: Any
-    state: list[Any]
-
-    def _key(self) -> tuple[Any, ...]:
-        return (
-            self.tree,
-            tuple(self.leaves),
-            self.graphdef,
-            tuple(name for _, name, _ in self.state),
-        )
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, ModuleGraph) and self._key() == other._key()
-
-    def __hash__(self) -> int:
-        return hash((*self._key()[1:],))
+    names: tuple[str, ...]
+    state: list[Any] = dataclasses.field(compare=False)
 
 
 class After(NamedTuple):
@@ -182,7 +169,7 @@ def opened(
         nodes = [leaf for _, leaf in roots]
         graphdef, before = split_nodes((nodes, []))
         check_no_hijax(name_of(fn), before)
-        modules = {_root_of(roots[path[1]][0]) for path, x in before if isinstance(x, nnx.Param)}
+        modules = {roots[path[1]][0][:2] for path, x in before if isinstance(x, nnx.Param)}
         wanted = _param_predicate(fn, params, len(args), modules)
         values: dict[str, Any] = {}
         is_param: dict[str, bool] = {}
@@ -192,7 +179,7 @@ def opened(
             values[name], is_param[name] = raw_value(leaf), wanted(path, leaf)
             return name
 
-        leaves = [None if is_object(leaf) else named(path, leaf) for path, leaf in found]
+        leaves = tuple(None if is_object(leaf) else named(path, leaf) for path, leaf in found)
         state, untrained = [], []
         for path, leaf in before:
             _, i, *attributes = path
@@ -201,7 +188,8 @@ def opened(
             # Batch statistics and counters are variables, too, and `nnx.grad` skips them.
             if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
                 untrained.append(name)
-        graph = ModuleGraph(tree, leaves, graphdef, state)
+        names = tuple(name for _, name, _ in state)
+        graph = ModuleGraph(tree, leaves, graphdef, names, state)
 
         # A variable may hold a container: the path is that of an array in it.
         def is_known(path: str) -> bool:
@@ -282,11 +270,6 @@ def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str,
     return fn, ((), {})
 
 
-def _root_of(path: Any) -> Any:
-    """Returns the part of a call, and the argument in it, that a path begins with."""
-    return path[:2]
-
-
 def _param_predicate(
     fn: Any, params: Any, count: int, modules: Container[Any]
 ) -> Callable[[Any, Any], bool]:
@@ -311,7 +294,7 @@ def _param_predicate(
         if params is None and isinstance(leaf, nnx.Variable):
             return isinstance(leaf, nnx.Param)
         if params is None:
-            return _root_of(path) in modules
+            return path[:2] in modules  # the part of the call, and the argument
         if callable(params):
             return bool(params(jax.tree_util.keystr(tuple(inside), simple=True, separator="/")))
         return root.idx == _ARGS and inside[0].idx in found

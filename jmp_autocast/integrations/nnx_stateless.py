@@ -69,7 +69,7 @@ def stateless(
             if not same_objects(raw_value(after[name][1]), value):
                 raise TypeError(
                     f"{name_of(fn)} changes the parameter {name!r}, and stateless(fn, module) "
-                    "returns no parameters. Hold what changes in another nnx.Variable, such as "
+                    "returns no parameters. Hold changing values in another nnx.Variable, such as "
                     "nnx.Cache, or train with nnx.Optimizer."
                 )
         return out, {name: raw_value(v) for name, (_, v) in after.items() if name not in params}

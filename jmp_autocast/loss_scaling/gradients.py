@@ -78,7 +78,12 @@ def scaled_value_and_grad(
             f"scaled_value_and_grad takes a function, got {shown(fn)}. Pass the scale and the "
             "parameters in a second call: scaled_value_and_grad(loss)(opt_state, params)."
         )
-    _check_argnums(argnums)
+    positions = argnums if isinstance(argnums, Sequence) else (argnums,)
+    if isinstance(argnums, str) or not all(hasattr(type(i), "__index__") for i in positions):
+        raise TypeError(
+            "argnums must be the position of an argument of the loss, or a sequence of several, "
+            f"got {shown(argnums)}. The scale does not count."
+        )
 
     def gradient_of(scaled: Callable[..., Any]) -> Callable[..., Any]:
         gradient = jax.grad(scaled, argnums, has_aux=True, allow_int=allow_int)
@@ -152,15 +157,6 @@ def _library(node: Any) -> str | None:
     modules = [f"{kind.__module__}." for kind in type(node).__mro__]
     found = (name for name in _INTEGRATIONS for m in modules if m.startswith(f"{name}."))
     return next(found, None)
-
-
-def _check_argnums(argnums: Any) -> None:
-    positions = argnums if isinstance(argnums, Sequence) else (argnums,)
-    if isinstance(argnums, str) or not all(hasattr(type(i), "__index__") for i in positions):
-        raise TypeError(
-            "argnums must be the position of an argument of the loss, or a sequence of several, "
-            f"got {shown(argnums)}. The scale does not count."
-        )
 
 
 def _as_float32_scalar(scale: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> jax.Array:

@@ -147,7 +147,7 @@ def static_loss_scaling(
 ) -> optax.GradientTransformationExtraArgs:
     """Wraps an optimizer for gradients of a scaled loss, with a scale that never changes.
 
-    Otherwise it does what `dynamic_loss_scaling` does; it skips bad steps too.
+    Apart from the scale it equals `dynamic_loss_scaling`: it skips bad steps, too.
 
     Args:
         inner: Any optax transformation.
@@ -249,7 +249,7 @@ def _instead(inner: Any) -> str:
         name = getattr(inner, "__name__", "")
         return f" Call it first: {name}(...)." if hasattr(optax, name) else ""
     if hasattr(inner, "opt_state") and hasattr(inner, "tx"):
-        return " Wrap what the state is made with: tx=dynamic_loss_scaling(optax.adam(1e-3))."
+        return " Wrap the optimizer of the state: tx=dynamic_loss_scaling(optax.adam(1e-3))."
     if type(inner).__module__.startswith("keras."):
         return " Keras has keras.optimizers.LossScaleOptimizer(optimizer) for its own."
     return ""

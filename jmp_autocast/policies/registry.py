@@ -130,7 +130,12 @@ def as_rule(value: Any, primitive: str) -> Rule | None:
         return cast(Rule, value)
     # One policy for a whole loop would overrule the policies of the equations in its body.
     if primitive in STRUCTURAL:
-        raise ValueError(structural_message(primitive))
+        raise ValueError(
+            f"Primitive {primitive!r} is structural: it has no cast policy of its own, the "
+            "equations inside it have. Give a rule for those, or one for '*' with scope= for the "
+            "region. To replace the whole equation, give it a function that returns "
+            "Decision(emit=...) or None."
+        )
     if isinstance(value, str) and value.upper() in CastPolicy.__members__:
         value = CastPolicy[value.upper()]
     elif find_dtype(value) == FLOAT32:
@@ -165,15 +170,6 @@ def check_obeyed(primitive: str, policy: CastPolicy) -> None:
             "a rule that returns Decision(emit=function, operand_dtype=eqn.compute_dtype), which "
             "traces the function again."
         )
-
-
-def structural_message(name: str) -> str:
-    """Returns the error text for a rule on a structural primitive."""
-    return (
-        f"Primitive {name!r} is structural: it has no cast policy of its own, the equations "
-        "inside it have. Give a rule for those, or one for '*' with scope= for the region. To "
-        "replace the whole equation, give it a function that returns Decision(emit=...) or None."
-    )
 
 
 def has_rule_functions(rules: Iterable[tuple[str, str, Any]]) -> bool:

@@ -22,7 +22,6 @@ NAMES = "LOWER_PRECISION_FP, FP32, FP32_SET_OPT_DTYPE, FP32_APPEND_DTYPE, PROMOT
 FLOATS = "must be float32, float16 or bfloat16"
 RULE = "must be a CastPolicy, its name, or a function"
 WHAT = "must be a CastPolicy, a dtype, a precision"
-PRIMITIVE = "given by its name or as a jax.extend.core.Primitive"
 SCHEMA = "Write 'params=float32,compute=bfloat16,output=float32'"
 
 

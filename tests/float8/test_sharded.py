@@ -7,6 +7,7 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jmp_autocast import Float8, Policy, autocast
+from jmp_autocast.float8.carriers import row_major
 from tests.support.float8_reference import rounded
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal, relative_error
@@ -69,3 +70,28 @@ def test_explicit_axes_stay_in_the_compute_dtype():
         low = autocast(lambda p, x: x @ p["up"], policy=FP8, params=0)
         jaxpr = trace(low, {"up": place(A["up"], P())}, place(X, P("d")))
     assert not find(jaxpr, "float8_dot")
+
+
+# --- `row_major`: a layout on one GPU alone ---------------------------------------------------
+
+SMALL = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.mark.parametrize(("platform", "calls"), [("cpu", 0), ("tpu", 0), ("rocm", 0), ("cuda", 1)])
+def test_a_layout_is_asked_for_on_one_nvidia_gpu_alone(platform, calls):
+    traced = jax.jit(jax.vmap(row_major)).trace(SMALL)
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert text.count("@LayoutConstraint") == calls
+    # XLA would gather the float32 array on each of several devices.
+    mesh = jax.make_mesh((2,), ("d",), (AxisType.Auto,), devices=jax.devices()[:2])
+    sharded = jax.ShapeDtypeStruct(SMALL.shape, SMALL.dtype, sharding=NamedSharding(mesh, P("d")))
+    lowered = jax.jit(row_major).trace(sharded).lower(lowering_platforms=(platform,))
+    assert "LayoutConstraint" not in lowered.as_text()
+
+
+def test_exported_programs_and_values():
+    exported = jax.export.export(jax.jit(row_major), platforms=("cuda",))(SMALL)
+    assert "LayoutConstraint" not in exported.mlir_module()
+    np.testing.assert_array_equal(jax.jit(row_major)(SMALL), SMALL)
+    gradient = jax.grad(lambda x: jnp.sum(row_major(x) * x))(SMALL)
+    np.testing.assert_array_equal(gradient, 2 * SMALL)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import BF16, autocast
+from jmp_autocast import autocast
 from tests.support.jaxprs import dot_dtypes, trace
 
 X = np.random.default_rng(0).normal(size=(6, 8)).astype(np.float32)
@@ -56,14 +56,3 @@ def test_lift_lowers_a_part():
     params = jax.jit(model.init)(KEY, X)
     assert set(params) == {"inner/encoder", "head"}
     assert dot_dtypes(trace(model.apply, params, X)) == [LOW, FULL]
-
-
-def test_a_method_has_a_scope():
-    class Embed(hk.Module):
-        def attend(self, x):
-            return x @ hk.get_parameter("table", (5, 8), init=jnp.ones).T
-
-    model = hk.without_apply_rng(hk.transform(lambda x: head(Embed(name="embed").attend(x))))
-    params = jax.jit(model.init)(KEY, X)
-    policy = BF16.with_rules({"*": "float32"}, scope="*attend")
-    assert dot_dtypes(trace(autocast(model.apply, policy=policy), params, X)) == [FULL, LOW]

@@ -11,7 +11,6 @@ import pytest
 from flax.core import FrozenDict
 
 import jmp_autocast
-from jmp_autocast import BF16
 from jmp_autocast.integrations import linen
 from tests.support.jaxprs import assert_dots_run_in, dot_dtypes, trace
 from tests.support.numerics import assert_trees_near
@@ -284,19 +283,3 @@ def test_a_wrapped_class_keeps_its_name():
     assert wrapped.__module__ == Encoder.__module__
     assert issubclass(wrapped, Encoder)
     assert part(functools.partial(nn.Dense, 4)).func.__name__ == "Dense"
-
-
-def test_a_method_has_a_scope():
-    class Tied(nn.Module):
-        @nn.compact
-        def __call__(self, tokens):
-            embed = nn.Embed(8, 8, name="embed")
-            return embed.attend(nn.Dense(8)(embed(tokens)))
-
-    net, tokens = Tied(), jnp.zeros(3, int)
-    variables = jax.jit(net.init)(jax.random.key(0), tokens)
-    policy = BF16.with_rules({"*": "float32"}, scope="*/embed.attend")
-    found = dot_dtypes(
-        jax.make_jaxpr(jmp_autocast.autocast(net.apply, policy=policy))(variables, tokens)
-    )
-    assert [lhs for lhs, _, _ in found] == ["bfloat16", "float32"]

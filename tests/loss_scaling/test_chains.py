@@ -126,19 +126,6 @@ def test_extra_arguments_reach_line_searches_unscaled(name):
         np.testing.assert_array_equal(leaf[2], leaf[1])
 
 
-def test_extra_arguments_are_dropped_for_an_inner_that_takes_none():
-    def negate(updates, state, params=None):
-        return jax.tree.map(jnp.negative, updates), state
-
-    inner = optax.GradientTransformation(lambda params: optax.EmptyState(), negate)
-    tx = dynamic_loss_scaling(inner, init_scale=8.0)
-    params = np.ones(2, np.float32)
-    updates, _ = jax.jit(lambda g: tx.update(g, tx.init(params), params, value=1.0, odd=None))(
-        np.full(2, 8, np.float32)
-    )
-    assert updates.tolist() == [-1.0, -1.0]
-
-
 READERS = [loss_scale, step_skipped, skipped_steps]
 WRAPPED = dynamic_loss_scaling(optax.sgd(0.5), init_scale=8.0)
 LABELS = {"a": "x", "b": "y"}

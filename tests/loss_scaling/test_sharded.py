@@ -97,22 +97,6 @@ def place_all(mesh, weight_specs, tx):
     return placed(weights, weight_specs, mesh), placed(state, state_specs, mesh), state_specs
 
 
-def shard_map_replicas(axis_name, check_vma, *, named=True):
-    """Whole weights everywhere; local gradients, one of them bad, are summed."""
-    tx = optimizer(axis_name if named else None)
-
-    def step(weights, state, x, bad):
-        local = weights
-        if check_vma:  # or else grad sums by itself, and the inf would be planted afterwards
-            local = jax.tree.map(lambda w: lax.pcast(w, axis_name, to="varying"), weights)
-        _, grads = scaled_value_and_grad(lambda w, x: loss(w, x) / DEVICES)(state, local, x)
-        grads = planted(grads, bad & (lax.axis_index(axis_name) == 3))
-        updates, state = tx.update(lax.psum(grads, axis_name), state, weights)
-        return optax.apply_updates(weights, updates), state
-
-    return shard_mapped(step, tx, WHOLE, axis_name, check_vma)
-
-
 def shard_map_slices(axis_name, check_vma):
     """Each device updates its own slice, and one alone sees the bad gradient."""
     tx = optimizer(axis_name)
@@ -174,11 +158,6 @@ def explicit(specs):
 
 BOTH = ("data", "model")
 LAYOUTS = {
-    "shard_map replicas": functools.partial(shard_map_replicas, "data", True),
-    "shard_map replicas, two axes": functools.partial(shard_map_replicas, BOTH, True),
-    "shard_map replicas, no axis_name": functools.partial(
-        shard_map_replicas, "data", True, named=False
-    ),
     "shard_map slices": functools.partial(shard_map_slices, "data", True),
     "shard_map slices, vma unchecked": functools.partial(shard_map_slices, "data", False),
     "shard_map slices, two axes": functools.partial(shard_map_slices, BOTH, True),
@@ -211,7 +190,6 @@ def values(scalar):
 
 # Each kind of mesh once by selection, as a TPU and a GPU skip.
 SELECTED = (
-    "shard_map replicas",
     "shard_map slices, two axes",
     "jit fully sharded",
     "explicit fully sharded",

@@ -194,7 +194,7 @@ NOTHING = {
     "no parameter": (
         lambda p, x: x @ x.T,
         FP8.matmul,
-        "no operand is a parameter. autocast\\(fn, params=0\\) says",
+        "no operand is a parameter. Write autocast\\(fn, params=0\\)",
     ),
     "parts": (lambda p, x: x @ p["wide"][:, :K], FP8.matmul, "its products share their weights"),
 }

@@ -1,7 +1,7 @@
 """What leaves the program: callbacks under transformations, and foreign functions.
 
 The order of callbacks is in `test_structural_metadata.py`; kernels of Pallas are in
-`test_only_the_rule.py` and `test_kernel_rules.py`.
+`test_only_the_rule.py` and `test_kernels.py`.
 """
 
 import functools
