@@ -62,11 +62,6 @@ def test_equal_layers_are_one_row():
     assert all(len(line) <= 100 for line in lines)
 
 
-def test_a_program_that_holds_autocast_has_the_same_table():
-    mixed = autocast(scanned, policy=BF16)
-    assert explain(jax.jit(mixed), WEIGHTS, X).kept == explain(mixed, WEIGHTS, X).kept
-
-
 def test_a_token_is_an_argument_and_a_result():
     take = lambda w, x, token: (jnp.sin(x @ w), jax.lax.create_token(x))
     w, x = jnp.ones((8, 4)), jnp.ones((2, 8))

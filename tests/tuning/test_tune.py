@@ -159,25 +159,6 @@ def test_a_function_that_cannot_be_differentiated():
     assert "operations: ValueError: Pure callbacks do not support JVP" in str(report)
 
 
-def test_what_has_to_be_kept_together():
-    """The square is too large, and so is what the matmul after it reads."""
-
-    def model(x):
-        with jax.named_scope("square"):
-            h = jnp.square((x @ EYE) * 1000.0)
-        with jax.named_scope("shift"):
-            h = jnp.abs(h) + 1.0
-        with jax.named_scope("dense"):
-            return (h @ EYE) * 1e-6
-
-    report = tuned(model, [(X,)], tolerance=0.01)
-    assert ("dense", "dot_general") in pins(report)
-    assert report.share_after == 0.5
-    for dropped in pins(report):
-        fewer = keeping(FP16, [pin for pin in pins(report) if pin != dropped])
-        assert not np.allclose(autocast(model, policy=fewer)(X), model(X), rtol=0.01), dropped
-
-
 def test_the_report(tmp_path, capsys):
     report = tuned(in_scan, [(X,)], tolerance=0.01)
     text = str(report)
