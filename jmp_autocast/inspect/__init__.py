@@ -1,4 +1,4 @@
-"""Looking at precision: what a plan says of a program, and what its values are when it runs."""
+"""Tools for users: the dtypes of a plan, and the values and kernels of a program."""
 
 from .compiled.explain_compiled import explain_compiled
 from .compiled.report import CompiledKernel, CompiledProduct, CompiledReport

@@ -57,11 +57,6 @@ class Signature:
         # Without the leaves and the tree itself: either may hold an object without a hash.
         return hash((self.tree.num_leaves, *((i, type(x)) for i, x in self.static.items())))
 
-    def text(self, arrays: Sequence[Any]) -> str:
-        """Returns the signature as text, with the types of arrays."""
-        types = [str(jax.typeof(x)) for x in arrays]
-        return f"{self.tree} of {', '.join([*types, *map(repr, self.static.values())])}"
-
 
 def _key(position: int, leaf: Any) -> tuple[Any, ...]:
     """Returns equal keys for static leaves that one trace serves.

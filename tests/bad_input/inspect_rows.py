@@ -58,7 +58,7 @@ TABLE = {
     "explain_compiled: StableHLO": (
         UnreadableError,
         lambda w: explain_compiled(jax.jit(jnp.sin).lower(X).as_text()),
-        "text | StableHLO | and not its output | no HLO module | Pass the function, its Lowered",
+        "text | StableHLO | no HLO module | Pass the function, its Lowered",
     ),
     "explain_compiled: the name of a file for its text": (
         UnreadableError,

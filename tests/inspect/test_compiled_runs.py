@@ -13,7 +13,6 @@ from tests.support.hlo_texts import (
     module_of,
     products_of,
     read,
-    text_that_converts,
 )
 
 
@@ -119,14 +118,6 @@ def test_what_runs(line, names):
     _, found = read(text)
     assert [run.instruction.name for run in found] == names
     assert [run.is_kernel for run in found] == [name == "y" for name in names]
-
-
-def test_a_kernel_that_only_converts_is_a_cast():
-    module, found = read(text_that_converts())
-    low, y = (kernel_of(run, module) for run in found)
-    assert (low.kind, low.operand, low.result) == ("cast", "float32", "bfloat16")
-    assert (low.nbytes, low.cycles) == (8 * (4 + 2), None)
-    assert (y.kind, y.operand, y.nbytes) == ("other", "", None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import optax
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, autocast, cpu_kernels, explain, explain_compiled
+from jmp_autocast import BF16, autocast, explain, explain_compiled
 from tests.support.hlo_texts import TEXTS, module_of
 
 
@@ -137,42 +137,23 @@ def test_a_function_beside_another_one_of_the_same_arguments():
 # --- models -------------------------------------------------------------------------------------
 
 
-class Gpt(nn.Module):
-    @nn.compact
-    def __call__(self, tokens):
-        x = nn.Embed(64, 32)(tokens)
-        h = nn.LayerNorm()(x)
-        x = x + nn.MultiHeadDotProductAttention(4)(h)
-        return nn.Dense(64)(nn.gelu(nn.Dense(64)(x)))
-
-
 class Lstm(nn.Module):
     @nn.compact
     def __call__(self, tokens):
         return nn.Dense(64)(nn.RNN(nn.OptimizedLSTMCell(32))(nn.Embed(64, 32)(tokens)))
 
 
-TOKENS = jax.ShapeDtypeStruct((2, 16), jnp.int32)
-MODELS = {
-    "gpt": (Gpt(), TOKENS, TOKENS),
-    "lstm": (Lstm(), TOKENS, TOKENS),
-}
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_the_flops_of_a_model_are_those_of_the_plan(name):
-    model, inputs, labels = MODELS[name]
-    params = jax.eval_shape(model.init, jax.random.key(0), inputs)
+def test_the_flops_of_a_model_are_those_of_the_plan():
+    model, tokens = Lstm(), jax.ShapeDtypeStruct((2, 16), jnp.int32)
+    params = jax.eval_shape(model.init, jax.random.key(0), tokens)
 
     def loss(params, inputs, labels):
         logits = model.apply(params, inputs)
         return optax.softmax_cross_entropy_with_integer_labels(logits, labels).mean()
 
     step = jax.grad(autocast(loss, policy=BF16))
-    plan = explain(step, params, inputs, labels)
-    report = explain_compiled(step, params, inputs, labels)
+    plan = explain(step, params, tokens, tokens)
+    report = explain_compiled(step, params, tokens, tokens)
     assert not report.unread
     assert report.product_flops == pytest.approx(plan.totals.contraction_flops, rel=0.05)
-    assert (16 in {product.times for product in report.products}) is (name == "lstm")
-    if cpu_kernels.cpu_kernels().wide and name == "gpt":
-        assert report.share("bfloat16") > 0.95
+    assert 16 in {product.times for product in report.products}

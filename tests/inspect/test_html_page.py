@@ -13,23 +13,16 @@ from jmp_autocast import BF16, explain
 from jmp_autocast.inspect.page.page import page_text
 from tests.support.html_pages import read_page
 
-from .test_links import follow
+from .test_links import follow, gpt_block
 
 W = np.ones((8, 8), np.float32)
 X = np.ones((8, 8), np.float32)
-PARAMS = {"w": W, "ws": np.stack([W] * 3)}
+PARAMS = {"w": W}
 
 
 def transformer(params, x):
-    def layer(h, w):
-        with jax.named_scope("attention"):
-            scores = jax.nn.softmax(h @ w @ h.T / jnp.sqrt(8.0))
-            h = h + scores @ h
-        with jax.named_scope("mlp"):
-            return h + jnp.tanh(h @ w), jnp.sum(h)
-
     with jax.named_scope("layers"):
-        h, sums = lax.scan(layer, x, params["ws"])
+        h, sums = lax.scan(lambda h, _: (gpt_block(params["w"], h), jnp.sum(h)), x, None, 3)
     with jax.named_scope("head"):
         h = lax.cond(jnp.sum(sums) > 0, lambda h: h @ params["w"], lambda h: jnp.exp(h), h)
         return jnp.mean(jnp.log(jax.nn.sigmoid(h @ params["w"])))

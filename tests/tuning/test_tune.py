@@ -19,11 +19,8 @@ from jmp_autocast import (
     compute_precision,
     explain,
     full_precision,
-    tune,
 )
-from jmp_autocast.inspect.tuning.batches import distances, worst
 from jmp_autocast.inspect.tuning.search import run_bound
-from jmp_autocast.inspect.tuning.tune import UnreachableError
 from tests.support.jaxprs import trace
 from tests.support.tune_programs import (
     EYE,
@@ -162,25 +159,6 @@ def test_a_function_that_cannot_be_differentiated():
     assert "operations: ValueError: Pure callbacks do not support JVP" in str(report)
 
 
-def test_what_has_to_be_kept_together():
-    """The square is too large, and so is what the matmul after it reads."""
-
-    def model(x):
-        with jax.named_scope("square"):
-            h = jnp.square((x @ EYE) * 1000.0)
-        with jax.named_scope("shift"):
-            h = jnp.abs(h) + 1.0
-        with jax.named_scope("dense"):
-            return (h @ EYE) * 1e-6
-
-    report = tuned(model, [(X,)], tolerance=0.01)
-    assert ("dense", "dot_general") in pins(report)
-    assert report.share_after == 0.5
-    for dropped in pins(report):
-        fewer = keeping(FP16, [pin for pin in pins(report) if pin != dropped])
-        assert not np.allclose(autocast(model, policy=fewer)(X), model(X), rtol=0.01), dropped
-
-
 def test_the_report(tmp_path, capsys):
     report = tuned(in_scan, [(X,)], tolerance=0.01)
     text = str(report)
@@ -237,13 +215,6 @@ def test_what_the_program_keeps_in_float32_is_no_candidate():
     assert report.kept[0].why == "range"
     out = autocast(model, policy=report.policy)(X)
     np.testing.assert_allclose(out, model(X), rtol=0.01)
-
-
-def test_nothing_to_keep():
-    report = tuned(lambda x: jnp.tanh(x @ x), [(X,)], tolerance=0.01)
-    assert report.policy == FP16
-    assert (report.runs, report.kept) == (1, ())
-    assert report.error_before == report.error_after > 0
 
 
 def test_the_policy_that_it_starts_from_stays():
@@ -322,18 +293,6 @@ def test_a_backward_rule_that_overflows():
     np.testing.assert_allclose(gradient, jax.grad(model)(X), rtol=0.01)
 
 
-def test_a_program_that_nothing_is_lowered_in():
-    calls = []
-
-    class Counting:
-        def __call__(self, x):
-            calls.append(x)
-            return x + float(len(calls))
-
-    with pytest.raises(UnreachableError, match="all 0 operations"):
-        tune(Counting(), X, tolerance=0.01)
-
-
 def attention(params, x):
     """A number is added to all scores of a row: the softmax removes it, and its gradient is 0."""
     scores = x @ params["w"] + params["b"] * jnp.ones((1, 8))
@@ -356,15 +315,6 @@ def test_a_gradient_that_is_zero_but_for_rounding_keeps_nothing_in_float32():
     assert (report.policy, report.undetermined) == (BF16, 1)
     assert "left out    1 array with too few digits in float32" in str(report)
     assert report.error_before < 0.05
-
-
-def test_an_array_that_is_left_out_has_to_be_finite():
-    zero, small, big = (jnp.full(4, x, jnp.float32) for x in (0.0, 1.0, 1.02))
-    known, of_zero = distances([small, zero], [big, small])
-    assert worst([known, of_zero], [False, True]) == pytest.approx(0.02)
-    assert worst([known, of_zero], [False, False]) == math.inf
-    (lost,) = distances([zero], [small.at[0].set(jnp.nan)])
-    assert worst([known, lost], [False, True]) == math.inf
 
 
 def test_keys_and_integers_of_a_batch_stay():

@@ -57,14 +57,6 @@ def test_one_culprit_is_found_whatever_is_predicted(problem):
     assert search(sizes, {culprit}.issubset, share)[0] == {culprit}
 
 
-@pytest.mark.parametrize("units", [1, 2, 100, 127, 128, 129, 2000])
-@pytest.mark.parametrize("where", [0, 0.5, 1])
-def test_one_culprit_in_the_worst_places(units, where):
-    culprit = round(where * (units - 1))
-    sizes = [1.0 / (1 + i) for i in range(units)]
-    assert search(sizes, {culprit}.issubset)[0] == {culprit}
-
-
 @settings(max_examples=200)
 @given(st.integers(3, 300), st.randoms(use_true_random=False))
 def test_culprits_that_are_predicted(units, draw):

@@ -44,8 +44,7 @@ def explain_compiled(
 
     Args:
         program: A function, in `jax.jit` or not; the result of ``jax.jit(fn).lower(...)``, compiled
-            (with options, if you like) or not; or the text of a compiled module, as in a file of an
-            XLA dump.
+            with any options or not; or the text of a compiled module, as in a file of an XLA dump.
         *args: The positional arguments of the function, as arrays or ``jax.ShapeDtypeStruct``.
         against: Another program, to be shown beside it: by hand or in float32. A function takes the
             same arguments.

@@ -266,7 +266,7 @@ class CompiledReport(Exported):
         for scope, cycles in self.cycles_by_scope().items():
             counts[_without_numbers(scope) or "(no scope)"].update(cycles)
         ordered = sorted(counts.items(), key=lambda item: -item[1].total())
-        return {scope: (kinds.total(), *map(kinds.get, _PLURAL)) for scope, kinds in ordered}
+        return {scope: (own.total(), *(own[kind] for kind in _PLURAL)) for scope, own in ordered}
 
     def _notes(self) -> Iterator[str]:
         if self.cycles is not None:

@@ -26,7 +26,7 @@ from ...interpreters.rewrite.values import Value
 from ...policies import CALLS
 from .devices import on_this_mesh
 from .measured import Around, MeasuredEquation, described, is_differentiable
-from .side_by_side import Program, SideBySide, Site, Values, refs_of
+from .side_by_side import EqnContext, Program, SideBySide, Values, refs_of
 
 # A cotangent belongs to the backward pass.
 _BACKWARD = Around(backward=True)
@@ -68,9 +68,9 @@ class Tapper(SideBySide[Around]):
         outputs = self.run(closed, [program], self.given((x,) for x in arrays), _BACKWARD)
         return [value.arrays[0] for value in outputs]
 
-    def inside(self, site: Site[Around], operands: list[Values]) -> list[Values]:
+    def inside(self, ctx: EqnContext[Around], operands: list[Values]) -> list[Values]:
         """Runs the body of a call, within the scopes around the call."""
-        return super().inside(site._replace(context=site.context.at(site.eqn)), operands)
+        return super().inside(ctx._replace(state=ctx.state.at(ctx.eqn)), operands)
 
     def enters(self, eqn: JaxprEqn) -> bool:
         """True for a call, but not for a checkpoint.
@@ -80,12 +80,12 @@ class Tapper(SideBySide[Around]):
         """
         return eqn.primitive.name in CALLS and not runs_again(eqn)
 
-    def emit(self, site: Site[Around], operands: list[Values]) -> list[Values]:
+    def emit(self, ctx: EqnContext[Around], operands: list[Values]) -> list[Values]:
         """Runs one equation, and taps its results."""
-        i, eqn, (program,), context = site
+        i, eqn, (program,), around = ctx
         sources = refs_of(operands)
         results = program.emit(i, eqn, [value.arrays[0] for value in operands])
-        here, made = context.at(eqn), []
+        here, made = around.at(eqn), []
         for k, (x, v) in enumerate(zip(results, eqn.outvars, strict=True)):
             refs = sources
             # A moved input or constant has no tap: with a zero added it would be a computed value,

@@ -28,7 +28,7 @@ from ...interpreters.primitives import structure
 from ...interpreters.primitives.structure import Body, bodies
 from .devices import materialized, on_each_device, on_mesh_of, on_this_mesh
 from .measured import is_measurable, is_measured, largest_element, measured_equations
-from .side_by_side import Arrays, Programs, SideBySide, Site, Values, refs_of
+from .side_by_side import Arrays, EqnContext, Programs, SideBySide, Values, refs_of
 
 Flags: TypeAlias = Callable[[], Any]
 """Returns the flags of a value, the bits of an integer, once an equation needs them."""
@@ -224,19 +224,19 @@ class Evaluator(SideBySide[Recorder]):
         """True for an equation that is measured by its bodies."""
         return bool(bodies(eqn))
 
-    def inside(self, site: Site[Recorder], operands: list[Values]) -> list[Values]:
+    def inside(self, ctx: EqnContext[Recorder], operands: list[Values]) -> list[Values]:
         """Runs the bodies of an equation; the body of a call is inlined."""
-        rule = self._rules.get(site.eqn.primitive.name)
+        rule = self._rules.get(ctx.eqn.primitive.name)
         if rule is None:
-            return super().inside(site, operands)
-        site.context.settle()
-        outputs, *measured = rule(site, [value.arrays for value in operands], site.context.tick)
-        site.context.take(*measured)
+            return super().inside(ctx, operands)
+        ctx.state.settle()
+        outputs, *measured = rule(ctx, [value.arrays for value in operands], ctx.state.tick)
+        ctx.state.take(*measured)
         return self.given(outputs)
 
-    def emit(self, site: Site[Recorder], operands: list[Values]) -> list[Values]:
+    def emit(self, ctx: EqnContext[Recorder], operands: list[Values]) -> list[Values]:
         """Runs one equation, and measures it."""
-        i, eqn, programs, recorder = site
+        i, eqn, programs, recorder = ctx
 
         def run(k: int, arrays: Sequence[Any]) -> list[Any]:
             return [value.array for value in programs[k].emit(i, eqn, arrays)]
@@ -256,8 +256,8 @@ class Evaluator(SideBySide[Recorder]):
 
     # --- bodies that cannot be inlined --------------------------------------------------------
 
-    def _cond(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
-        branches, inner = bodies(site.eqn), site.inner()
+    def _cond(self, ctx: EqnContext[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
+        branches, inner = bodies(ctx.eqn), ctx.inner()
         nothing = [self._nothing(branch) for branch in branches]
 
         def branch(k: int) -> Callable[..., Evaluated]:
@@ -274,8 +274,8 @@ class Evaluator(SideBySide[Recorder]):
         rest = [operands[i] for i in branches[0].operands]
         return lax.switch(operands[0][0], [branch(k) for k in range(len(branches))], rest, tick)
 
-    def _scan(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
-        (body,), (programs,) = bodies(site.eqn), site.inner()
+    def _scan(self, ctx: EqnContext[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
+        (body,), (programs,) = bodies(ctx.eqn), ctx.inner()
         first, last = body.fixed, body.fixed + len(body.carries)
         fixed, carry, scanned = operands[:first], operands[first:last], operands[last:]
 
@@ -288,11 +288,11 @@ class Evaluator(SideBySide[Recorder]):
             return Evaluated(found.outputs[:count], merged, found.tick), found.outputs[count:]
 
         start = Evaluated(carry, *device_varying((self._nothing(body), tick)))
-        end, stacked = lax.scan(step, start, scanned, **structure.scan_direction(site.eqn))
+        end, stacked = lax.scan(step, start, scanned, **structure.scan_direction(ctx.eqn))
         return end._replace(outputs=[*end.outputs, *stacked])
 
-    def _while(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
-        (cond, body), (of_cond, of_body) = bodies(site.eqn), site.inner()
+    def _while(self, ctx: EqnContext[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
+        (cond, body), (of_cond, of_body) = bodies(ctx.eqn), ctx.inner()
         for_cond = [operands[i] for i in cond.operands[: cond.fixed]]
         for_body = [operands[i] for i in body.operands[: body.fixed]]
         start = [operands[i] for i in body.operands[body.fixed :]]
@@ -319,9 +319,9 @@ class Evaluator(SideBySide[Recorder]):
         _, in_cond, last = lax.while_loop(lambda state: jnp.any(state[0]), step, state)
         return last._replace(readings=concatenated([in_cond, last.readings]))
 
-    def _shard_map(self, site: Site[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
-        (held,), (programs,) = bodies(site.eqn), site.inner()
-        options = structure.shard_map_options(site.eqn)
+    def _shard_map(self, ctx: EqnContext[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
+        (held,), (programs,) = bodies(ctx.eqn), ctx.inner()
+        options = structure.shard_map_options(ctx.eqn)
         mesh, manual = options["mesh"], options["axis_names"]
         axes = tuple(a for a in mesh.axis_names if a in manual)
 

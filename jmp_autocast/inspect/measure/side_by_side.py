@@ -111,7 +111,7 @@ Programs: TypeAlias = Sequence[Program]
 Arrays: TypeAlias = tuple[Any, ...]
 """One value of the jaxpr in each of the programs."""
 
-Context = TypeVar("Context")
+State = TypeVar("State")
 
 
 class Values(NamedTuple):
@@ -131,20 +131,20 @@ def refs_of(values: Iterable[Values]) -> frozenset[Any]:
     return frozenset().union(*(value.refs for value in values))
 
 
-class Site(NamedTuple, Generic[Context]):
-    """The position of a walk.
+class EqnContext(NamedTuple, Generic[State]):
+    """One equation in its context.
 
     Args:
         i: The position of the equation in its jaxpr.
         eqn: The equation.
         programs: The programs of the jaxpr.
-        context: The walk's own context of the jaxpr, such as the scopes around it.
+        state: The walk's own state in the jaxpr, such as the scopes around it.
     """
 
     i: int
     eqn: JaxprEqn
     programs: Programs
-    context: Context
+    state: State
 
     def inner(self) -> list[Programs]:
         """Returns the programs of each jaxpr inside the equation."""
@@ -152,11 +152,11 @@ class Site(NamedTuple, Generic[Context]):
         return list(zip(*inner, strict=True))
 
 
-class SideBySide(abc.ABC, Generic[Context]):
+class SideBySide(abc.ABC, Generic[State]):
     """A walk over a jaxpr that runs the equations, and inlines calls."""
 
     def run(
-        self, jaxpr: AnyJaxpr, programs: Programs, args: list[Values], context: Context
+        self, jaxpr: AnyJaxpr, programs: Programs, args: list[Values], state: State
     ) -> list[Values]:
         """Runs a jaxpr, open or closed, and returns its outputs in the dtypes of its call."""
 
@@ -169,12 +169,12 @@ class SideBySide(abc.ABC, Generic[Context]):
             return known([np.asarray(value, atom.aval.dtype)[()] if is_number else value])[0]
 
         def step(i: int, eqn: JaxprEqn, operands: list[Values]) -> list[Values]:
-            site = Site(i, eqn, programs, context)
+            ctx = EqnContext(i, eqn, programs, state)
             if not self.enters(eqn):
-                return self.emit(site, operands)
+                return self.emit(ctx, operands)
             # The plan casts at the boundary of a call, to the planned dtypes of each program.
             operands = _each(programs, lambda program, xs: program.enter(i, xs), operands)
-            results = self.inside(site, operands)
+            results = self.inside(ctx, operands)
             return _each(programs, lambda program, xs: program.leave(i, xs), results)
 
         consts = _each(programs, lambda p, xs: p.marked("consts", xs), known(consts_of(jaxpr)))
@@ -182,19 +182,19 @@ class SideBySide(abc.ABC, Generic[Context]):
         outputs = evaluate(jaxpr, consts, inputs, literal, step)
         return _each(programs, Program.outputs, outputs)
 
-    def inside(self, site: Site[Context], operands: list[Values]) -> list[Values]:
+    def inside(self, ctx: EqnContext[State], operands: list[Values]) -> list[Values]:
         """Runs the only body of an equation, on the operands that are its inputs."""
-        (body,), (programs,) = bodies(site.eqn), site.inner()
+        (body,), (programs,) = bodies(ctx.eqn), ctx.inner()
         args = [operands[k] for k in body.operands]
-        results = self.run(body.jaxpr, programs, args, site.context)
-        return [results[body.results.index(k)] for k in range(len(site.eqn.outvars))]
+        results = self.run(body.jaxpr, programs, args, ctx.state)
+        return [results[body.results.index(k)] for k in range(len(ctx.eqn.outvars))]
 
     @abc.abstractmethod
     def enters(self, eqn: JaxprEqn) -> bool:
         """True for an equation whose bodies run instead of the equation itself."""
 
     @abc.abstractmethod
-    def emit(self, site: Site[Context], operands: list[Values]) -> list[Values]:
+    def emit(self, ctx: EqnContext[State], operands: list[Values]) -> list[Values]:
         """Runs an equation itself, and returns its results."""
 
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:

@@ -31,17 +31,9 @@ class Batch:
     arrays: list[Any]
 
     @property
-    def shapes(self) -> str:
-        """The types of the arrays and the other leaves, as text."""
-        return self.signature.text(self.arrays)
-
-
-def different(batches: Sequence[Batch]) -> list[Batch]:
-    """Returns the first batch of each signature and shapes: the others have the same plans."""
-    found: dict[Any, Batch] = {}
-    for batch in batches:
-        found.setdefault((batch.signature, batch.shapes), batch)
-    return list(found.values())
+    def kind(self) -> tuple[Any, ...]:
+        """The key of its plans: the signature and the types of the arrays."""
+        return self.signature, *map(jax.typeof, self.arrays)
 
 
 def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:

@@ -41,7 +41,8 @@ def candidates_of(
     With ``argnums``, the operations in the rules of custom derivatives follow.
     """
     found: dict[Candidate, str] = {}
-    for batch in batches:
+    # The batches of one kind have equal plans.
+    for batch in {batch.kind: batch for batch in batches}.values():
         rows = rows_under(fn, policy, batch)
         if argnums is not None:
             for plan in _derivative_rules(fn, policy, batch, argnums):

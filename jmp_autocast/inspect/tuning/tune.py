@@ -22,7 +22,7 @@ from ...policies.errors import with_usage
 from ..calls import calls_of, check_range
 from ..effects.predicted import Effect, Pass, pass_of
 from ..signature import split
-from .batches import Batch, arrays_of, check, different, distances, nudged, outputs_of, worst
+from .batches import Batch, arrays_of, check, distances, nudged, outputs_of, worst
 from .candidates import candidates_of, keeping, low_share, rows_under
 from .search import find_needed, run_bound
 from .tune_report import KeptOperation, TuneReport
@@ -121,7 +121,7 @@ class _Search:
     ) -> None:
         self._fn, self._batches, self._tolerance = fn, batches, tolerance
         self._start, self._argnums = start, argnums
-        self._lowered = candidates_of(fn, start, different(batches), argnums)
+        self._lowered = candidates_of(fn, start, batches, argnums)
         # Among operations with the same effect, matmuls and convolutions stay in 16 bits.
         self._candidates = sorted(self._lowered, key=lambda each: each.primitive in CONTRACTIONS)
         self._errors: dict[frozenset[int], float] = {}
@@ -197,11 +197,10 @@ class _Search:
         dtype, gradients = np.dtype(self._start.compute_dtype), self._argnums is not None
         found: dict[Any, Effect] = {}
         for batch in self._batches:
-            key = batch.signature, batch.shapes
-            if key not in passes:
+            if batch.kind not in passes:
                 program = functools.partial(called, batch.signature)
-                passes[key] = pass_of(program, batch.arrays, operations, dtype, gradients)
-            for operation, effect in passes[key].effects(batch.arrays).items():
+                passes[batch.kind] = pass_of(program, batch.arrays, operations, dtype, gradients)
+            for operation, effect in passes[batch.kind].effects(batch.arrays).items():
                 other = found.get(operation, effect)
                 found[operation] = effect if effect.size >= other.size else other
         self._has_loss = all(each.has_loss for each in passes.values())
