@@ -1,9 +1,8 @@
 """Autocast in 150 lines: the idea of this package without its exceptions. Read it first.
 
-Products (matmuls and convolutions) compute in 16 bits, functions that need digits or range compute
-in float32, and all else in the dtype of its operands, if it is on a path from a product to a
-product; else in float32. Three passes over a flat list of equations do that: `mark_paths`
-goes backward, `choose_dtypes` forward, and `run` casts and binds.
+Products (matmuls, convolutions) compute in 16 bits, functions that need digits or range in float32.
+All else computes in 16 bits only on a path from a product to a product. Three passes over a flat
+list of equations: `mark_paths` backward, `choose_dtypes` forward, and `run`, which casts.
 
     python docs/design/autocast_in_150_lines.py
 """
@@ -24,9 +23,10 @@ COMPUTES = """add add_any sub mul div rem atan2 square integer_pow sqrt cbrt sin
     erf erfc floor ceil round""".split()
 # Moves and choices return elements of their operands: they round nothing.
 CHOOSES = """reshape transpose broadcast_in_dim squeeze rev slice dynamic_slice gather split unstack
-    tile copy copy_p stop_gradient name concatenate stack pad dynamic_update_slice scatter select_n
-    max min clamp neg abs sign reduce_max reduce_min reduce_window_max cummax cummin sort top_k
-    argmax argmin eq ne lt le gt ge is_finite convert_element_type""".split()
+    tile copy copy_p stop_gradient name concatenate stack pad dynamic_update_slice scatter
+    scatter-max scatter-min select_n max min clamp neg abs sign reduce_max reduce_min cummax cummin
+    reduce_window_max sort top_k argmax argmin eq ne lt le gt ge is_finite convert_element_type
+    """.split()
 CALLS = "jit closed_call remat2 checkpoint custom_jvp_call custom_vjp_call".split()
 
 
@@ -145,6 +145,6 @@ def autocast(fn, low=jnp.bfloat16):
 
 
 if __name__ == "__main__":
-    layer = plan(lambda w, x: jax.nn.gelu(jax.nn.softmax(x @ w) @ w) @ w, *[jnp.ones((8, 8))] * 2)
-    for equation in layer[0]:
+    x = jnp.ones((8, 8))
+    for equation in plan(lambda w, x: jax.nn.gelu(jax.nn.softmax(x @ w) @ w) @ w, x, x)[0]:
         print(f"{equation.primitive.name:20}", jnp.dtype(equation.dtype).name)
