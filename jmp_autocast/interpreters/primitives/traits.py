@@ -2,7 +2,7 @@
 
 A second table, `BACKWARD`, says what a backward pass reads of it, for `interpreters/keep`.
 
-A new primitive gets a row here and a policy in `policies/tables.py`; a test fails without either.
+A new primitive gets a row in both and a policy in `policies/tables.py`; a test fails without them.
 A trait says what the primitive does to values. Which decision follows from it is said where the
 decision is made, in `interpreters/plan`.
 
