@@ -1,4 +1,4 @@
-"""Autocast in 150 lines: the idea of this package without its exceptions. Read it first.
+"""Autocast in 150 lines: this package without loops, derivative rules and its exceptions.
 
 Products (matmuls, convolutions) compute in 16 bits, functions that need digits or range in float32.
 All else computes in 16 bits only on a path from a product to a product. Three passes over a flat
@@ -39,7 +39,7 @@ class Value:
         number: The value of a literal or a constant.
         is_computed: It depends on a product or on a float32 function. Inputs and what depends on
             inputs alone wait in float32, and do not vote.
-        leads: A product depends on it.
+        leads: It is on a path to a product.
     """
 
     dtype: object

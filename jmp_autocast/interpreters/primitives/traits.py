@@ -2,7 +2,7 @@
 
 A second table, `BACKWARD`, has the operands of its derivative, for `interpreters/keep`.
 
-A new primitive gets a row here and a policy in `policies/tables.py`; a test fails without either.
+A new primitive gets a row in both and a policy in `policies/tables.py`; a test fails without them.
 A trait describes the effect of the primitive on values. `interpreters/plan` decides by them.
 
 | trait | meaning |
