@@ -71,6 +71,7 @@ def difference(small, fn, args):
     return None
 
 
+@pytest.mark.slow  # 10 s
 def test_dtypes_agree_where_no_exception_applies(small, as_users_run_it):
     found = collections.Counter()
     for program in chosen():

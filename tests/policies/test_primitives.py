@@ -52,6 +52,7 @@ def whole_tracebacks():
     jax.config.update("jax_traceback_filtering", before)
 
 
+@pytest.mark.slow  # 12 s
 def test_every_primitive_that_functions_and_their_derivatives_make_is_placed(
     as_users_run_it, whole_tracebacks
 ):
