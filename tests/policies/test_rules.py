@@ -146,6 +146,7 @@ def tanh_in(*scopes):
         ([("net", FP32)], ["other", "net"], LOW),
         ([("net", FP32)], [], LOW),
         ([("*/net", FP32)], ["other", "net", "head"], FULL),
+        ([("*/net", FP32)], ["net"], FULL),
         ([("net", FP32), ("net/head", PROMOTE)], ["net", "head"], LOW),
         ([("net/head", PROMOTE), ("net", FP32)], ["net", "head"], LOW),
         ([("net", FP32), ("net/head", PROMOTE)], ["net", "tail"], FULL),
