@@ -1,4 +1,4 @@
-"""`tune`: planted culprits are found, and the policy that comes back keeps nothing else."""
+"""`tune` finds planted culprits, and its policy keeps nothing else in float32."""
 
 import functools
 import json
@@ -121,7 +121,7 @@ def test_where_a_culprit_may_stand(fn, expected):
 
 
 def test_what_no_prediction_sees_is_found():
-    """The body of a `while` has no cotangents: any one of what the culprit consists of will do."""
+    """The body of a `while` has no cotangents: any operation of the culprit will do."""
     report = tuned(in_while, [(X,)], tolerance=0.01)
     (kept,) = report.kept
     assert (kept.scope, kept.why) == ("body", "not seen")
@@ -201,7 +201,7 @@ def test_what_operations_are_worth():
 
 
 def test_what_the_program_keeps_in_float32_is_no_candidate():
-    """Nor is it in the policy; what stands in a scope of 16 bits inside is."""
+    """Nor is it in the policy; operations in an inner scope of 16 bits are."""
 
     def model(x):
         with jax.named_scope("energy"), full_precision():
