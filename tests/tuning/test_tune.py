@@ -20,6 +20,7 @@ from jmp_autocast import (
     explain,
     full_precision,
 )
+from jmp_autocast.call import kernels
 from jmp_autocast.inspect.tuning.search import run_bound
 from tests.support.jaxprs import trace
 from tests.support.tune_programs import (
@@ -247,6 +248,42 @@ def test_all_batches_count():
     model = in_scan
     assert tuned(model, [(X * 0.01,)], tolerance=0.01).kept == ()
     assert pins(tuned(model, batches, tolerance=0.01)) == [("loop/step", "square")]
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """No kernel was decorated: after that a trace is one for each dtype of kernels."""
+    monkeypatch.setattr(kernels, "_decorated", set())
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_the_function_is_traced_once_for_each_kind_of_batch():
+    traced = []
+
+    def model(x, name):
+        traced.append((x.shape, name))
+        return in_scope(name, big_square, x)
+
+    batches = [(X, "one"), (jnp.ones((3, 8)), "one"), (X * 0.01, "one"), (X, "two")]
+    report = tuned(model, batches, tolerance=0.01)
+    assert pins(report) == [("one", "square"), ("two", "square")]
+    assert report.runs > 4
+    assert traced == [((8, 8), "one"), ((3, 8), "one"), ((8, 8), "two")]
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("argnums", [None, 0], ids=["value", "gradient"])
+def test_a_trace_serves_all_dtypes_of_the_batches(argnums):
+    traced = []
+
+    def model(x):
+        traced.append(str(x.dtype))
+        return jnp.sum(in_scan(x.astype(jnp.float32)))
+
+    batches = [(X,), (X.astype(jnp.bfloat16),)]
+    report = tuned(model, batches, tolerance=0.01, argnums=argnums)
+    assert report.kept
+    assert traced == ["float32", "bfloat16"]
 
 
 def loss(params, x):
