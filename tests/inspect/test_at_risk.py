@@ -1,4 +1,4 @@
-"""What a program written in 16 bits has at risk: what the planner raises to float32."""
+"""The equations at risk of a program written in 16 bits: the planner raises them to float32."""
 
 import json
 
@@ -44,7 +44,7 @@ def with_a_rule(x):
 with_a_rule.defvjp(lambda x: (jnp.log(x), x), lambda x, ct: (ct / x,))
 
 
-# The primitives and reasons that are listed; the program, and its arguments.
+# The listed primitives and reasons; the program, and its arguments.
 RISKY = {
     "sum": ("reduce_sum FP32", lambda x: jnp.sum(x, 0, dtype=x.dtype), X),
     "rows added": ("scatter-add FP32", lambda x: x.at[jnp.zeros(64, jnp.int32)].add(x), X),
@@ -66,7 +66,7 @@ RISKY = {
 }
 
 
-# What JAX says itself where it rounds a number of the program to an infinity.
+# A warning of JAX if it rounds a number of the program to an infinity.
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 @pytest.mark.parametrize("name", RISKY)
 def test_what_the_planner_raises_is_listed(name):

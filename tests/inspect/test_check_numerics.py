@@ -1,4 +1,4 @@
-"""`check_numerics` names who makes the first infinity or NaN, and nobody who does not."""
+"""`check_numerics` names the producer of the first infinity or NaN, and no other equation."""
 
 import re
 
@@ -56,7 +56,7 @@ def test_a_planted_fault(fault, jit_caches):
 
 
 def test_what_follows_from_the_first_fault():
-    """The backward pass of a masked logarithm: 0 / 0, which the mask does not reach."""
+    """The backward pass of a masked logarithm: 0 / 0, before the mask."""
 
     def loss(x):
         return jnp.sum(jnp.where(x > 0, jnp.log(x), 0.0))
@@ -131,7 +131,7 @@ def test_nobody_in_the_program_is_blamed_for_its_input(fn, bad):
     x = X.copy()
     x[1] = bad
     report = report_of(fn, x)
-    # Of an infinity, a NaN may be made.
+    # An infinity may become a NaN.
     assert all(row.nan and not np.isnan(bad) for row in report.bad), report
     assert any(row.nan for row in report.rows)
 

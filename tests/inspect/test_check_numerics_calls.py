@@ -1,4 +1,4 @@
-"""`check_numerics` returns what the function returns, and is called as it is."""
+"""`check_numerics` has the arguments and the results of the function."""
 
 import gc
 import weakref
@@ -23,7 +23,7 @@ def wide(x):
 @examples(8)
 @hypothesis.given(cases(size=4, without=["autocast(", "jax.random"]))
 def test_results_are_bit_for_bit_those_of_single_equations(case):
-    """Of programs that nest structures; XLA chooses the order of the sums in a product."""
+    """For programs of nested structures; XLA chooses the order of the sums in a product."""
     sums = ("@", "dot", "einsum", "conv", "linalg", "fft", "mean", "sum", "softmax")
     exact = not any(text in case.program.text() for text in sums)
     with jax_settings(case.program.x64):
@@ -64,7 +64,7 @@ def test_trees_keywords_and_static_leaves():
 def test_random_keys_and_effects(capfd):
     def fn(key, x):
         jax.debug.print("total {}", jnp.sum(x))
-        # LLVM makes one operation of the product in a normal number and a sum, where it may.
+        # LLVM may fuse the product in a normal number and the sum.
         return jax.random.uniform(key, (3,)) + x, jax.random.split(key)
 
     key = jax.random.key(3)
@@ -116,7 +116,7 @@ def test_arguments_are_not_kept():
 
 
 def test_closed_over_tracers():
-    """Each time the ones of that trace, and none is left behind."""
+    """Those of the current trace, and none is left behind."""
     box = []
     checked = check_numerics(lambda x: jnp.sum(x * box[0]))
 

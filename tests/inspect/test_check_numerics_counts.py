@@ -1,4 +1,4 @@
-"""What `check_numerics` counts, against NumPy, and its report."""
+"""The counts of `check_numerics` against NumPy, and its report."""
 
 import math
 
@@ -28,7 +28,7 @@ DTYPES += ["float8_e4m3b11fnuz", "float8_e3m4", "float8_e4m3", "float8_e8m0fnu",
 
 
 def array_of(dtype):
-    """Special values and 200 of every size that the dtype has."""
+    """Special values, and 200 values over the range of the dtype."""
     random = np.random.default_rng(0)
     with np.errstate(all="ignore"):
         sizes = 2.0 ** random.uniform(-60, 60, 200) * random.choice([-1, 1], 200)
@@ -44,7 +44,7 @@ def row_of(fn, *args, mode="collect"):
 
 
 def counted_by_numpy(x):
-    """As float64, where all that any of the dtypes holds is a normal number but for its own."""
+    """In float64, which has the values of the other dtypes as normal numbers."""
     smallest_normal = float(ml_dtypes.finfo(x.dtype).smallest_normal)
     parts = np.concatenate([x.real, x.imag]) if x.dtype.kind == "c" else x
     magnitude = np.abs(parts.astype(np.float64))
@@ -71,7 +71,7 @@ def test_counts_are_numpys(dtype):
     dtype = jnp.dtype(dtype)
     x = array_of(dtype)
     with jax.enable_x64(dtype.itemsize >= 8):
-        # What copies bits: nothing is computed that the device could flush.
+        # A copy of bits, in which the device flushes nothing.
         row = row_of(lambda x: jnp.concatenate([x, x[:1]]), x)
     expected = counted_by_numpy(np.concatenate([x, x[:1]]))
     assert {key: getattr(row, key) for key in expected} == expected

@@ -1,4 +1,4 @@
-"""`compare` finds the equation that makes an error, in the forward and in the backward pass."""
+"""`compare` finds the equation that introduces an error, forward and backward."""
 
 import json
 
@@ -94,7 +94,7 @@ def test_nothing_is_introduced_where_nothing_is_rounded():
 )
 def test_gradients_are_those_of_the_program_that_trains(name, policy):
     fn = FUNCTIONS[name]
-    # A cancellation magnifies how XLA fuses; 1 is what a smooth program has.
+    # A cancellation magnifies differences of XLA's fusions.
     gradient = {}
     for key, f in (("full", fn), ("mixed", autocast(fn, policy=policy))):
         gradient[key] = np.asarray(jax.jit(jax.grad(f))({"w": W}, X)["w"], np.float64)
@@ -146,7 +146,7 @@ def in_a_call_that_is_kept(w, x):
 
 @pytest.mark.parametrize("fn", [transposed, transposed_in_a_call, in_a_call_that_is_kept])
 def test_both_programs_have_the_same_cotangents(fn):
-    """Also where a weight is moved before it is read, and where a call is left alone."""
+    """Also for a moved weight, and for a call that runs as it is."""
     comparison = compare(fn, W, X, policy=BF16, argnums=0)
     made = [row.primitive for row in compare(fn, W, X, policy=BF16).rows]
     assert sorted(row.primitive for row in comparison.cotangents) == sorted(made)
@@ -221,7 +221,7 @@ def test_equal_layers_compile_nothing_more(jit_caches, caplog):
 
         return fn
 
-    # Of shapes that no other test has, so that nothing is compiled yet.
+    # No other test has these shapes, so nothing is compiled yet.
     w, x = jnp.eye(19) / 2, jnp.ones((17, 19))
 
     def programs(layers):
@@ -231,8 +231,8 @@ def test_equal_layers_compile_nothing_more(jit_caches, caplog):
         return sum("Finished XLA compilation" in r.message for r in caplog.records)
 
     assert programs(2) > 10
-    # Only what makes readings of all measurements at once, whose number is another: positions,
-    # errors, and three operations around them. Each layer used to add all of its own.
+    # Only the readings of all measurements, whose number differs: positions, errors, and three
+    # operations around them.
     assert programs(6) <= 5
 
 
@@ -279,7 +279,7 @@ def test_a_cotangent_that_cancels_does_not_hide_those_that_count():
 
 
 def test_a_value_that_training_does_not_differentiate_has_no_cotangent():
-    """Equinox refuses operands that are differentiable where its function has no rule for them."""
+    """Equinox rejects differentiable operands of a function without a rule for them."""
 
     @eqx.filter_custom_vjp
     def scaled(y, by):
@@ -318,7 +318,7 @@ def test_two_programs_are_compared_by_name(name):
     assert low <= found.outputs["0"].difference <= high
     names = [each.name for each in found.values]
     expected = ["body", "hidden", "<script>offset", "logits", "logits/last"]
-    # The halves have other shapes than the whole, and are named as what is not compared.
+    # The halves have other shapes than the whole, and are not compared.
     assert (names or list(found.unmatched)) == expected
     assert found.summary.startswith("head against")
     assert max(map(len, str(found).splitlines())) <= 100

@@ -1,4 +1,4 @@
-"""What runs in a compiled program, how often, what it is, and the cycles estimated for it."""
+"""The runs of a compiled program: how often, of which kind, and their estimated cycles."""
 
 import re
 

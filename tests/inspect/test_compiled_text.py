@@ -1,4 +1,4 @@
-"""The text of a compiled module is read as it stands, whatever stands in its metadata."""
+"""The text of a compiled module is parsed, with any text in its metadata."""
 
 import pytest
 

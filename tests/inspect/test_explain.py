@@ -1,4 +1,4 @@
-"""`explain` says what `autocast` does: dtypes, reasons, casts, totals."""
+"""`explain` reports the dtypes, reasons, casts and totals of `autocast`."""
 
 import collections
 import dataclasses
@@ -26,7 +26,7 @@ from tests.fuzz.program import jax_settings
 from tests.fuzz.strategies import cases, examples
 from tests.support.jaxprs import trace
 
-# What rewriting adds or takes away: casts, views, copies, and the movements of copies.
+# Rewriting adds or removes these: casts, views, copies, and the movements of copies.
 ADDED = DATA_MOVEMENT | STRUCTURAL | {"convert_element_type", "optimization_barrier", "copy"}
 
 
@@ -35,7 +35,7 @@ def dtypes_of(atoms):
 
 
 def reached(jaxpr, skips):
-    """The ids of the equations that the results depend on, but for what `skips` leaves out."""
+    """The ids of the equations that the results depend on, without operands in `skips`."""
     live, found = set(map(id, jaxpr.outvars)), set()
     for eqn in reversed(jaxpr.eqns):
         if any(id(v) in live for v in eqn.outvars):
@@ -45,7 +45,7 @@ def reached(jaxpr, skips):
 
 
 def computed_for_picks(jaxpr):
-    """What is computed once more, for the elements that are picked alone."""
+    """The equations that are recomputed for picked elements alone."""
     makers = {id(v): eqn.primitive.name for eqn in jaxpr.eqns for v in eqn.outvars}
     picks = ("pick", "gather", "reshape")
 

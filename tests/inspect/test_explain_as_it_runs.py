@@ -1,4 +1,4 @@
-"""`explain` of programs that hold autocast themselves, and of those with nothing to lower."""
+"""`explain` for programs with autocast inside, and for those with nothing to lower."""
 
 import jax
 import jax.numpy as jnp

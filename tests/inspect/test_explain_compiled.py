@@ -21,7 +21,7 @@ def text_of(name):
 
 
 def test_a_sharded_step_of_a_tpu():
-    """Parameters are gathered in bfloat16, gradients are added up in float32."""
+    """Parameters are gathered in bfloat16, gradients are summed in float32."""
     report = explain_compiled(text_of("tpu_sharded_step"))
     assert {"all-gather bfloat16", "all-reduce float32"} <= report.collectives.keys()
     assert report.share("bfloat16") == 1.0
@@ -86,7 +86,7 @@ def test_cycles_by_scope_and_kind():
     assert list(kinds) == ["product", "cast", "copy", "other"]
     assert sum(kinds.values()) == report.cycles
     assert {kind: sum(scope[kind] for scope in scopes.values()) for kind in kinds} == kinds
-    # All products stand in the layer, each in one of two loops of five steps.
+    # All products are in the layer, each in one of two loops of five steps.
     assert [product.times for product in report.products] == [5, 5, 5]
     assert scopes["layer"] == {"product": kinds["product"], "cast": 0, "copy": 0, "other": 0}
     copies = [each for each in report.kernels if each.name.startswith("copy-start")]

@@ -1,4 +1,4 @@
-"""The HTML page of `explain`: what it shows, where it leads, and that it runs nothing."""
+"""The HTML page of `explain`: its content, its links, and no scripts."""
 
 import collections
 import html

@@ -102,18 +102,18 @@ PARAMS = {"w": W, "ws": np.stack([W] * 3)}
 def test_activations_count_and_parameters_do_not():
     # The input in bfloat16 and the cosine; the cast weight is a parameter.
     assert kept(dense, {"w": W}, ROW) == (2 * 2 * ARRAY, 0)
-    # The input of the program itself is kept anyway; so the cosine alone.
+    # The cosine alone: the input of the program is in memory anyway.
     pinned = BF16.with_rules({"dot_general": CastPolicy.FP32})
     assert kept(dense, {"w": W}, ROW, policy=pinned) == (4 * ARRAY, 4 * ARRAY)
 
 
 def test_without_parameters_all_float_inputs_count():
-    # The derivative with respect to the input reads the weight: its copy is kept as well.
+    # The derivative with respect to the input needs the weight: its copy is kept as well.
     assert kept(lambda x, w: jnp.sum(x @ w), ROW, W) == (2 * (ARRAY + 64), 0)
 
 
 def test_a_loop_keeps_each_iteration():
-    # Of each layer its input and the cosine; the slices of the stacked weights are parameters.
+    # The input and the cosine of each layer; the slices of the stacked weights are parameters.
     # Before the loop the input of the program in bfloat16.
     assert kept(deep, PARAMS, ROW) == ((1 + 2 * 3) * 2 * ARRAY, 0)
 

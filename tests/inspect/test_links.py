@@ -1,4 +1,4 @@
-"""The links between the rows of a report: who made an operand, and what a reason points at."""
+"""The links between the rows of a report: producers of operands, and causes of dtypes."""
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +21,7 @@ def find(rows, primitive, nth=0):
 
 
 def made_by(rows, row, operand=0):
-    """The primitive of the row that made an operand."""
+    """The primitive of the producer of an operand."""
     made = row.operand_rows[operand]
     return None if made is None else rows[made].primitive
 
@@ -74,14 +74,14 @@ def test_across_the_boundaries_of_a_scan():
 
     rows = report_of(f)
     outer, inner = (find(rows, "dot_general", i) for i in (0, 1))
-    assert inner.operand_rows == (outer.index, None)  # a slice of what was made before the loop
+    assert inner.operand_rows == (outer.index, None)  # a slice of a value from before the loop
     assert inner.operand_inputs == ("", "0")
     add, scan = find(rows, "add"), find(rows, "scan")
     assert scan.index in add.operand_rows  # the carry
     assert made_by(rows, find(rows, "cos")) == "scan"
     assert made_by(rows, find(rows, "log")) == "sin"
     assert scan.reason in ("CARRY", "CARRY_ACCUMULATOR")
-    assert causes(rows, scan) == ["exp", "add"]  # how it starts, and what the body returns
+    assert causes(rows, scan) == ["exp", "add"]  # its start, and the output of the body
 
 
 def test_across_the_boundaries_of_a_while_loop():
@@ -191,7 +191,7 @@ def test_what_a_call_has_cast_comes_from_the_call():
 
 
 def follow(rows, row):
-    """The rows from one to its cause, each the first that a reason points at."""
+    """The rows from one to its cause, each the first cause of the one before."""
     way = [row.index]
     while (causes := rows[way[-1]].cause_rows) and causes[0] not in way:
         way.append(causes[0])

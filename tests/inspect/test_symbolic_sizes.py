@@ -32,7 +32,7 @@ CONCRETE = jax.ShapeDtypeStruct((128, 16), jnp.float32)
 
 
 def without_sizes(report):
-    """The lines of a report, but that of sizes."""
+    """The lines of a report, without that of sizes."""
     return [line for line in str(report).splitlines() if not line.startswith("sizes ")]
 
 

@@ -1,8 +1,7 @@
 """The tools on unusual arrays: on explicit meshes, in the host's memory, parts, batched loops.
 
-On an explicit mesh a sharding is a part of a type. Parts that are not yet added up are not
-measured; what they are made from and what becomes of them is. Under `vmap` the predicate of a loop
-holds an element for each of the batch.
+On an explicit mesh a sharding is a part of a type. Unreduced parts are not measured; their operands
+and results are. Under `vmap` the predicate of a loop has an element for each of the batch.
 """
 
 import contextlib
@@ -36,7 +35,7 @@ def on_two_meshes(w, x):
 
 
 def on_each_shard(w, x):
-    """A function over devices: what each of them counts is put together outside."""
+    """A function over devices: the counts of the devices are merged outside."""
 
     @functools.partial(jax.shard_map, in_specs=(P(), P("data", None)), out_specs=P())
     def mapped(w, x):
@@ -51,7 +50,7 @@ def offloaded(w, x):
 
 
 def unreduced(w, x):
-    """The gradient of a weight is added up over steps, and over devices once, at the end."""
+    """The gradient of a weight is summed over steps, and over devices once, at the end."""
 
     def step(total, rows):
         return total + jax.grad(lambda w: jnp.sum(jnp.tanh(rows @ w)))(w), None
@@ -83,7 +82,7 @@ def recurrent(w, rows, lengths):
 
 
 ON_MESHES = [on_two_meshes, on_each_shard]
-# In each loop the most steps that an element takes.
+# The largest number of steps of an element in each loop.
 LOOPS = {roots: 7, recurrent: 5}
 
 

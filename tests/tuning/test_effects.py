@@ -1,4 +1,4 @@
-"""What the effects predict is what really rounding an operation does."""
+"""The predicted effects are those of really rounding an operation."""
 
 import math
 from typing import Any
@@ -26,7 +26,7 @@ def product(x, w, rounds):
         return low(low(x) @ low(w)) if rounds else x @ w
 
 
-# A program with two products. The first stands in a scope, and in what the row is about.
+# Programs with two products. The first is in a scope, and in the structure under test.
 def plain(params, x, rounds):
     return jnp.tanh(product(x, params["a"], rounds)) @ params["b"]
 
@@ -74,7 +74,7 @@ FIRST = ("first", "dot_general")
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_prediction_and_real_run(program):
-    """Both are the change of the loss where the product is rounded by hand."""
+    """Both are the change of the loss if the product is rounded by hand."""
     loss = loss_of(program)
     effects, found = effects_of(loss, W, X, operations=[FIRST, ("", "dot_general")])
     change = float(jax.jit(loss_of(program, True))(W, X) - jax.jit(loss)(W, X))
@@ -109,7 +109,7 @@ def test_what_the_dtype_does_not_hold():
 
 @pytest.mark.parametrize("scale", [1e-11, 1e9])
 def test_gradients_that_the_dtype_does_not_hold(scale):
-    """Below the range of a float16 a cotangent is lost, and beyond it: they count if asked for."""
+    """Cotangents below and above the range of float16 count with `gradients`."""
     loss = lambda w, x: jnp.mean(jnp.tanh(x @ w["a"])) * scale
     effects, _ = effects_of(loss, W, X, dtype=jnp.float16)
     assert effects["", "dot_general"].in_range
@@ -138,7 +138,7 @@ def test_a_rule_of_its_own_stands_for_what_it_holds():
 
 
 def test_what_has_no_cotangent_has_no_effect():
-    """Behind a `stop_gradient` anything may stand, and what a `while` reads has no gradient."""
+    """A `while` has no gradient, and neither have the integers of `top_k`."""
 
     def loss(w, x):
         with jax.named_scope("unseen"):

@@ -1,4 +1,4 @@
-"""`tune`: planted culprits are found, and the policy that comes back keeps nothing else."""
+"""`tune` finds planted culprits, and its policy keeps nothing else in float32."""
 
 import functools
 import json
@@ -20,6 +20,7 @@ from jmp_autocast import (
     explain,
     full_precision,
 )
+from jmp_autocast.call import kernels
 from jmp_autocast.inspect.tuning.search import run_bound
 from tests.support.jaxprs import trace
 from tests.support.tune_programs import (
@@ -121,7 +122,7 @@ def test_where_a_culprit_may_stand(fn, expected):
 
 
 def test_what_no_prediction_sees_is_found():
-    """The body of a `while` has no cotangents: any one of what the culprit consists of will do."""
+    """The body of a `while` has no cotangents: any operation of the culprit will do."""
     report = tuned(in_while, [(X,)], tolerance=0.01)
     (kept,) = report.kept
     assert (kept.scope, kept.why) == ("body", "not seen")
@@ -201,7 +202,7 @@ def test_what_operations_are_worth():
 
 
 def test_what_the_program_keeps_in_float32_is_no_candidate():
-    """Nor is it in the policy; what stands in a scope of 16 bits inside is."""
+    """Nor is it in the policy; operations in an inner scope of 16 bits are."""
 
     def model(x):
         with jax.named_scope("energy"), full_precision():
@@ -247,6 +248,42 @@ def test_all_batches_count():
     model = in_scan
     assert tuned(model, [(X * 0.01,)], tolerance=0.01).kept == ()
     assert pins(tuned(model, batches, tolerance=0.01)) == [("loop/step", "square")]
+
+
+@pytest.fixture
+def no_kernels(monkeypatch):
+    """No kernel was decorated: after that a trace is one for each dtype of kernels."""
+    monkeypatch.setattr(kernels, "_decorated", set())
+
+
+@pytest.mark.usefixtures("no_kernels")
+def test_the_function_is_traced_once_for_each_kind_of_batch():
+    traced = []
+
+    def model(x, name):
+        traced.append((x.shape, name))
+        return in_scope(name, big_square, x)
+
+    batches = [(X, "one"), (jnp.ones((3, 8)), "one"), (X * 0.01, "one"), (X, "two")]
+    report = tuned(model, batches, tolerance=0.01)
+    assert pins(report) == [("one", "square"), ("two", "square")]
+    assert report.runs > 4
+    assert traced == [((8, 8), "one"), ((3, 8), "one"), ((8, 8), "two")]
+
+
+@pytest.mark.usefixtures("no_kernels")
+@pytest.mark.parametrize("argnums", [None, 0], ids=["value", "gradient"])
+def test_a_trace_serves_all_dtypes_of_the_batches(argnums):
+    traced = []
+
+    def model(x):
+        traced.append(str(x.dtype))
+        return jnp.sum(in_scan(x.astype(jnp.float32)))
+
+    batches = [(X,), (X.astype(jnp.bfloat16),)]
+    report = tuned(model, batches, tolerance=0.01, argnums=argnums)
+    assert report.kept
+    assert traced == ["float32", "bfloat16"]
 
 
 def loss(params, x):

@@ -10,7 +10,7 @@ from jmp_autocast.inspect.tuning.search import find_needed, run_bound
 
 
 class Test:
-    """A test that counts what it is asked, each set once, as `tune` does."""
+    """A test that counts its calls, each set once, as `tune` does."""
 
     __test__ = False
 
@@ -25,7 +25,7 @@ class Test:
 
 
 def search(sizes, passes, share=0.0, bound=None):
-    """What is found, after a run with nothing and one with everything kept, as in `tune`."""
+    """The result, after a run with nothing and one with everything kept, as in `tune`."""
     test, everything = Test(passes), frozenset(range(len(sizes)))
     bound = bound or run_bound(len(sizes))
     assert not test(frozenset())
@@ -38,7 +38,7 @@ def search(sizes, passes, share=0.0, bound=None):
 
 
 def predicted(units):
-    """What a prediction may say of them: also that all are alike, and that some are infinite."""
+    """Possible predictions: also equal ones, and infinite ones."""
     return st.lists(
         st.sampled_from([0.0, 1e-3, 0.5, 1.0, 7.0, math.inf]), min_size=units, max_size=units
     )
@@ -93,7 +93,7 @@ def test_the_bound(units, runs):
 @settings(max_examples=200)
 @given(st.integers(1, 60), st.randoms(use_true_random=False))
 def test_alternatives_of_culprits(units, draw):
-    """Monotone, with several smallest sets: what is found is one that nothing can leave."""
+    """Monotone, with several smallest sets: nothing can be removed from the result."""
     groups = [{draw.randrange(units) for _ in range(3)} for _ in range(3)]
     passes = lambda kept: all(kept & group for group in groups)
     found, _ = search([math.inf] * units, passes, bound=1000)

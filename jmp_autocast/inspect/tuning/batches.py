@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,15 +13,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...autocast import Autocast, opened
+from ...autocast import Autocast, kind_of, opened
 from ...backend import EVERY_ROUNDING
 from ...call.arguments import check_function, flatten
-from ...interpreters.primitives.evaluate import of_positions
+from ...interpreters.compat import fresh_make_jaxpr, mark_frames, trace_context
+from ...interpreters.primitives.evaluate import as_function, of_positions
 from ...policies.errors import wrong_type
 from ..calls import differentiated
 from ..measure.devices import readable
 from ..measure.error_probe import ArrayError, distance
-from ..signature import Signature
+from ..signature import Signature, split
+
+mark_frames(__file__)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,6 +39,33 @@ class Batch:
     def kind(self) -> tuple[Any, ...]:
         """The key of its plans: the signature and the types of the arrays."""
         return self.signature, *map(jax.typeof, self.arrays)
+
+
+def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that traces a plain function once for arguments of equal types.
+
+    Trials of different policies have the same program. Later calls bind the equations of the first
+    trace, with their scopes and source lines. Other callables are returned as they are.
+    """
+    if not inspect.isfunction(fn):
+        return fn
+    known: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+
+    # The wrappers of all trials live in the `__dict__` of this function, and are freed with it.
+    @functools.wraps(fn)
+    def call(*args: Any) -> Any:
+        signature, arrays = split(args)
+        # A jaxpr has no writes into stateful objects. A static argument without a hash may change.
+        if kind_of(fn, args, {}) is not Autocast or not signature.is_constant:
+            return fn(*args)
+        key = (signature, *map(jax.typeof, arrays), trace_context())
+        if key not in known:
+            flat = flatten(fn, (), args, {})
+            known[key] = as_function(fresh_make_jaxpr(flat.traceable, *arrays)), flat.unflatten
+        run, unflatten = known[key]
+        return unflatten(run(*arrays))
+
+    return call
 
 
 def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:

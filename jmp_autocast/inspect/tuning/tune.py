@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +21,7 @@ from ...policies.errors import with_usage
 from ..calls import calls_of, check_range
 from ..effects.predicted import Effect, Pass, pass_of
 from ..signature import split
-from .batches import Batch, arrays_of, check, distances, nudged, outputs_of, worst
+from .batches import Batch, arrays_of, check, distances, nudged, outputs_of, traced_once, worst
 from .candidates import candidates_of, keeping, low_share, rows_under
 from .search import find_needed, run_bound
 from .tune_report import KeptOperation, TuneReport
@@ -54,7 +53,8 @@ def tune(
     much the rounding of each operation changes the loss, and which operations have values or
     gradients out of the range of 16 bits. Runs of the program, each with the operations of the
     largest effects in float32, find those that are needed: for ``n`` operations at most
-    ``2 * log2(n) + 10`` runs. Each run is traced and compiled. The same call does the same runs.
+    ``2 * log2(n) + 10`` runs. Each run is compiled; the function is traced once for each kind
+    of batch. The same call does the same runs.
 
     Args:
         fn: The function in float32.
@@ -103,9 +103,7 @@ def tune(
     runs = [Batch(each, *split(each)) for each in calls_of("tune", args, batches)]
     count = min(len(batch.args) for batch in runs)
     check_range(argnums, count, "each batch, which have")
-    # Wrappers live in the `__dict__` of their function: those of all trials are freed with a copy.
-    own = functools.wraps(fn)(lambda *args: fn(*args)) if inspect.isfunction(fn) else fn
-    return _Search(own, runs, float(tolerance), start, argnums).run()
+    return _Search(traced_once(fn), runs, float(tolerance), start, argnums).run()
 
 
 class _Search:
