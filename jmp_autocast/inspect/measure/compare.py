@@ -140,7 +140,7 @@ def _compared(
     # Each kind of equation is compiled once, where one program would be compiled whole.
     evaluated = (run if is_on_one_device(planned.closed, arrays) else jax.jit(run))(*arrays)
     outputs = {
-        i: distance(*each)
+        i: distance_and_norms(*each)[0]
         for i, each in enumerate(evaluated.outputs)
         if is_measurable(jax.typeof(each[0]))
     }

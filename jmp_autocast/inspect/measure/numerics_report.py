@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from itertools import starmap
 from typing import Any, ClassVar
 
@@ -16,6 +17,8 @@ from .numerics_probe import INFINITY, NEVER, Reading
 
 # Twenty rows fit on a screen. The report holds all.
 _SHOWN = 20
+
+_PASSED_ON = "the infinity or NaN of a result: an argument holds one"
 
 # Over mapped axes these are no sums. The earliest fault of all is the one to look at.
 _EXTREMES = {"largest": np.max, "smallest": np.min, "first_run": np.min, "first": np.min}
@@ -102,6 +105,7 @@ class NumericsReport(Exported):
         mode: The mode of the check.
         equations: The equations that were measured.
         readings: What each has made, as arrays with an element per equation.
+        passed_on: Whether a NaN of an argument reaches a result, or an infinity a scalar one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -120,6 +124,7 @@ class NumericsReport(Exported):
         metadata={"static": True, **NOT_EXPORTED}
     )
     readings: Reading = dataclasses.field(metadata=NOT_EXPORTED)
+    passed_on: Any = False
 
     @property
     def rows(self) -> list[NumericsRow]:
@@ -183,6 +188,10 @@ class NumericsReport(Exported):
         overflow = self.mode == "overflow"
         if not bad:
             what = "nothing beyond float16's range" if overflow else "all is finite"
+            if any(row.nan or row.inf for row in rows):
+                what = "none makes an infinity or NaN that no operand holds"
+            if np.any(self.passed_on):
+                what = f"none makes {_PASSED_ON}"
             return cut(f"{self.name}: {of}, {what}")
         what = "what a float16 cannot hold" if overflow else "an infinity or NaN"
         return cut(f"{self.name}: {what}, made by {len(bad)} of {of}")
@@ -224,6 +233,17 @@ def bad_message(name: str, row: NumericsRow) -> str:
         "A rule of the policy for its scope keeps a region in float32."
     )
     return "\n".join([f"{name}: {first}", *rest, fix])
+
+
+def passed_message(name: str, arguments: Sequence[str]) -> str:
+    """Returns the text of the error about a result that is not finite because an argument is not.
+
+    Args:
+        name: The function's name.
+        arguments: The paths of the arguments that hold an infinity or a NaN, if they are known.
+    """
+    which = f": {', '.join(arguments)}" if arguments else ""
+    return f"{name}: no equation makes {_PASSED_ON}{which}. Pass finite values."
 
 
 def _lines(row: NumericsRow) -> list[str]:
