@@ -4,9 +4,9 @@
     python benchmarks/runtimes.py IREE OpenVINO
     python benchmarks/runtimes.py --environments DIR --details
 
-Each runtime is installed in an environment of its own (pinned packages, x86-64 Linux, Python 3.12), in
-a temporary folder or in DIR, where a later run finds it. Four programs, a product, a convolution, a
-softmax of scores and a transformer block, add up 1,024 or 8,192 terms in each dtype, without a rule
+Each runtime is installed in an environment of its own (pinned packages, x86-64 Linux, Python 3.12),
+in a temporary folder or in DIR, where a later run finds it. Four programs (product, convolution,
+softmax of scores, transformer block) add up 1,024 or 8,192 terms in each dtype, without a rule
 and with the one that the guide recommends. The error is that of the norm, against float32 in XLA.
 """
 
@@ -26,8 +26,6 @@ from typing import Any, NamedTuple
 
 TERMS = (1024, 8192)
 DTYPES = ("bfloat16", "float16", "float8")
-# The limit below which an error is called right, in percent.
-RIGHT = {"bfloat16": 1.0, "float16": 1.0, "float8": 6.0}
 PRODUCTS = ("dot_general", "conv_general_dilated")
 RULE = {"*": "float32"} | dict.fromkeys(PRODUCTS, "FP32_APPEND_DTYPE")
 COMPILED = "compiled"
@@ -91,8 +89,13 @@ def programs(terms: int) -> dict[str, tuple[Callable[..., Any], list[Any]]]:
         ),
         "block": (
             block,
-            [signed(2, 16, 64), signed(3, 64, 4, 16) / 8, signed(4, 16, 64) / 8]
-            + [signed(64, terms) / 8, weight(terms, 64)],
+            [
+                signed(2, 16, 64),
+                signed(3, 64, 4, 16) / 8,
+                signed(4, 16, 64) / 8,
+                signed(64, terms) / 8,
+                weight(terms, 64),
+            ],
         ),
     }
 
@@ -157,7 +160,7 @@ def _iree(fn: Any, args: Any) -> Callable[[], Any]:
     )
     context = runtime.SystemContext(config=runtime.Config("local-task"))
     context.add_vm_module(runtime.VmModule.copy_buffer(context.instance, program))
-    (name,) = [name for name in context.modules.keys() if name != "hal"]
+    (name,) = {*context.modules.keys()} - {"hal"}
     return lambda: context.modules[name]["main"](*args).to_host()
 
 
@@ -279,7 +282,7 @@ def measure(runtime: Runtime) -> Iterator[dict[str, Any]]:
                         if run is not None:
                             found = 100 * float(np.linalg.norm(found) / np.linalg.norm(exact))
                     # Whatever a converter raises is what the table says.
-                    except Exception as error:  # noqa: BLE001
+                    except Exception as error:
                         found = f"{stage}: {type(error).__name__}: {' '.join(str(error).split())}"
                     row = dict(dtype=dtype, rule=with_rule, program=name, terms=terms)
                     yield row | {"found": found[:400] if isinstance(found, str) else found}

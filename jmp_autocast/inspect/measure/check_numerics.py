@@ -60,8 +60,8 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
     and checkpoints is counted as well. To check the backward pass, check the gradient:
     ``check_numerics(jax.grad(autocast(loss)))``. An infinity that the program itself contains, as
     in a mask, is not a fault. A fault is an equation that makes a NaN from operands without one, or
-    an infinity from finite operands. A NaN of an argument that reaches a result is an error, too, and
-    so is an infinity of an argument that reaches a scalar result, such as a loss.
+    an infinity from finite operands. A NaN of an argument that reaches a result is an error, too,
+    and so is an infinity of an argument that reaches a scalar result, such as a loss.
 
     Outside of ``jit`` and on one device, the check runs equation by equation, and compiles each
     kind of equation once. Inside ``jit`` and on several devices it is compiled as a whole, which
