@@ -9,9 +9,10 @@ from typing import Any, Literal, ParamSpec, TypeVar, get_args, overload
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ...autocast import opened
-from ...call.arguments import Call, check_function, flatten, name_of
+from ...call.arguments import Call, check_function, flatten, is_array, name_of
 from ...call.outputs import as_traced
 from ...interpreters import compat
 from ...policies.callables import has_hash
@@ -20,9 +21,9 @@ from ...policies.errors import with_usage
 from ..signature import Signature, Traced, split
 from .devices import is_on_one_device, on_device
 from .evaluator import Evaluator
-from .measured import measured_equations
+from .measured import as_real, is_measurable, measured_equations
 from .numerics_probe import NumericsProbe
-from .numerics_report import NumericsReport, bad_message
+from .numerics_report import NumericsReport, bad_message, passed_message
 from .side_by_side import Program
 
 compat.mark_frames(__file__)
@@ -50,7 +51,8 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
     and checkpoints count as well. To check the backward pass, check the gradient:
     ``check_numerics(jax.grad(autocast(loss)))``. An infinity that the program itself contains, as
     in a mask, is not a fault. A fault is a NaN from operands without one, or an infinity from
-    finite operands.
+    finite operands. A NaN of an argument that reaches a result is an error, too, and so is an
+    infinity of an argument that reaches a scalar result, such as a loss.
 
     Outside of ``jit`` and on one device, the check runs equation by equation, and compiles each
     kind of equation once. Inside ``jit`` and on several devices it is compiled as a whole, which
@@ -138,7 +140,7 @@ class _Checked:
                 if any(isinstance(x, compat.Tracer) for x in jax.tree.leaves(report)):
                     jax.debug.callback(_raise, report)  # known when an outer jit runs
                 else:
-                    _raise(report)
+                    _raise(report, call.args, call.kwargs)
             result = call.finish(unflatten(outputs))
         return result if self._mode == "raise" else (result, report)
 
@@ -184,7 +186,9 @@ class _Checked:
         # Binding an equation again may lose a weak type.
         outputs = [as_traced(x, v.aval, "same") for (x,), v in pairs]
         equations = tuple(measured_equations(declared.closed))
-        report = NumericsReport(self._name, self._mode, equations, evaluated.readings)
+        results = [x for (x,) in evaluated.outputs if is_measurable(jax.typeof(x))]
+        passed = probe.passes_on(arrays, results)
+        report = NumericsReport(self._name, self._mode, equations, evaluated.readings, passed)
         return Traced((outputs, report), declared.unflatten)
 
     def _undifferentiated(self, arrays: Sequence[Any]) -> list[Any]:
@@ -215,6 +219,15 @@ def _is_traced(arrays: Sequence[Any]) -> bool:
     return any(isinstance(x, compat.Tracer) for x in (probe, *arrays))
 
 
-def _raise(report: NumericsReport) -> None:
+def _raise(report: NumericsReport, args: Any = (), kwargs: Any = None) -> None:
     if (first := report.first) is not None:
         raise FloatingPointError(bad_message(report.name, first))
+    if np.any(report.passed_on):
+        leaves = jax.tree_util.tree_leaves_with_path((args, kwargs or {}))
+        floats = [(p, x) for p, x in leaves if is_array(x) and is_measurable(jax.typeof(x))]
+        bad = [
+            jax.tree_util.keystr(path[1:], simple=True, separator="/")
+            for path, x in floats
+            if not np.isfinite(as_real(x)).all()
+        ]
+        raise FloatingPointError(passed_message(report.name, bad))

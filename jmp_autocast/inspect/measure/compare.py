@@ -133,7 +133,7 @@ def compare(
     # Each kind of equation is compiled once, and not the whole program.
     evaluated = (run if is_on_one_device(closed, arrays) else jax.jit(run))(*arrays)
     outputs = {
-        i: distance(*each)
+        i: distance_and_norms(*each)[0]
         for i, each in enumerate(evaluated.outputs)
         if is_measurable(jax.typeof(each[0]))
     }

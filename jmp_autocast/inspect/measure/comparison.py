@@ -10,7 +10,7 @@ from typing import Any
 
 from ..export import Exported, cut, located, table
 from .cotangents import Tap
-from .error_probe import COMPUTED, ArrayError, ErrorReading
+from .error_probe import COMPUTED, ArrayError, ErrorReading, worst_of
 from .measured import MeasuredEquation, each_reading
 
 # Twenty rows fit on a screen. The comparison holds all.
@@ -73,7 +73,7 @@ class Comparison(Exported):
             >>> compare(jnp.matmul, jnp.eye(8), jnp.eye(8), policy=BF16).summary
             'matmul in bfloat16: outputs err by 0'
         """
-        worst = max((each.error for each in self.outputs.values()), default=0.0)
+        worst = worst_of(each.error for each in self.outputs.values())
         line = f"{self.name} in {self.compute_dtype}: outputs err by {worst:.2g}"
         if self.gradients:
             line += f", gradients by {self.gradient_error:.2g}"
@@ -236,7 +236,7 @@ def gradient_errors(
 
     def share(difference: float) -> float:
         # Relative to zero any difference is infinite, and no difference is none.
-        return difference / whole if whole else math.inf if difference else 0.0
+        return difference / whole if whole else difference * math.inf if difference else 0.0
 
     return {
         path: GradientError(**dataclasses.asdict(error), share=share(difference))

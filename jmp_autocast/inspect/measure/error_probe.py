@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import operator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -30,6 +31,7 @@ class ArrayError:
 
     Args:
         error: The relative error: the norm of the difference over the norm of the float32 value.
+            NaN for an output or a gradient without a finite element in the float32 program.
         cosine: The cosine of the angle between the two.
         lost: The number of elements that are infinite or NaN in the mixed program alone.
         largest: The largest finite magnitude in the float32 program.
@@ -113,19 +115,29 @@ class ErrorProbe(Probe):
 
 
 def distance(reference: Any, result: Any) -> ArrayError:
-    """Returns the error of an array of floats or complex numbers against its reference."""
-    return distance_and_norms(reference, result)[0]
+    """Returns the error of an array of floats or complex numbers against its reference.
+
+    It is 0 if the reference has no finite element.
+    """
+    with on_mesh_of(reference):
+        return _distance(_sums(reference, result))
 
 
 def distance_and_norms(reference: Any, result: Any) -> tuple[ArrayError, tuple[Any, Any]]:
     """Returns the error of an array, and the norms whose ratio is the error.
 
     The norms are those of the difference, infinite if an element became infinite or NaN, and of the
-    reference, over the elements that are finite in both.
+    reference, over the elements that are finite in both. The error and the norm of the difference
+    are NaN if the reference has no finite element.
     """
     with on_mesh_of(reference):
         sums = _sums(reference, result)
-        return _distance(sums), _norms(sums)
+        return _distance(sums, of_nothing=jnp.nan), _norms(sums)
+
+
+def worst_of(errors: Iterable[float]) -> float:
+    """Returns the largest error, NaN if one is NaN, 0 for none."""
+    return float(np.max([0.0, *errors]))
 
 
 def largest_difference(reference: Any, result: Any) -> Any:
@@ -140,6 +152,7 @@ class _Sums(NamedTuple):
 
     Args:
         lost: The number of elements that are finite in the reference alone.
+        known: The number of elements that are finite in the reference.
         reference: Of the squares of the reference.
         result: Of the squares of the array.
         product: Of the products of both.
@@ -148,6 +161,7 @@ class _Sums(NamedTuple):
     """
 
     lost: Any
+    known: Any
     reference: Any
     result: Any
     product: Any
@@ -165,13 +179,14 @@ def _sums(reference: Any, result: Any) -> _Sums:
     # Unscaled, the square of 1e20 is infinite and that of 1e-23 is 0, in float32.
     scale = jnp.where(largest > 0, largest, 1.0)
     a, b = jnp.where(both, a / scale, 0.0), jnp.where(both, b / scale, 0.0)
-    parts = [lost.astype(jnp.uint32), a * a, b * b, a * b, (a - b) ** 2]
+    counts = [lost.astype(jnp.uint32), known.astype(jnp.uint32)]
+    parts = [*counts, a * a, b * b, a * b, (a - b) ** 2]
     starts = [jnp.zeros((), part.dtype) for part in parts]
     # All sums in one pass over both arrays.
     add = lambda xs, ys: tuple(map(operator.add, xs, ys))  # noqa: E731
-    count, *sums = lax.reduce(parts, starts, add, tuple(range(a.ndim)))
+    lost, known, *sums = lax.reduce(parts, starts, add, tuple(range(a.ndim)))
     # The sums are scaled, so float32 is enough, and those of all dtypes fit into one array.
-    return _Sums(count, *(x.astype(jnp.float32) for x in (*sums, largest)))
+    return _Sums(lost, known, *(x.astype(jnp.float32) for x in (*sums, largest)))
 
 
 @jax.jit
@@ -186,17 +201,19 @@ def _worst(one: _Sums, other: _Sums) -> _Sums:
 def _norms(sums: _Sums) -> tuple[Any, Any]:
     scale = jnp.where(sums.largest > 0, sums.largest, 1.0)
     difference = jnp.where(sums.lost > 0, jnp.inf, scale * jnp.sqrt(sums.difference))
+    difference = jnp.where(sums.known > 0, difference, jnp.nan)
     return difference, scale * jnp.sqrt(sums.reference)
 
 
 @jax.jit
-def _distance(sums: _Sums) -> ArrayError:
+def _distance(sums: _Sums, of_nothing: Any = 0.0) -> ArrayError:
     # The roots are multiplied, not the sums: a sum may be near the end of float32, 3e38, and the
     # product of two would be infinite.
     length = jnp.sqrt(sums.reference) * jnp.sqrt(sums.result)
     cosine = jnp.where(length > 0, sums.product / jnp.where(length > 0, length, 1.0), 1.0)
     # Rounding may make the quotient of equal lengths 1 + 1.2e-7, which is no cosine.
-    measured: list[Any] = [_error(sums), jnp.clip(cosine, -1.0, 1.0), sums.lost, sums.largest]
+    error: Any = jnp.where(sums.known > 0, _error(sums), of_nothing)
+    measured: list[Any] = [error, jnp.clip(cosine, -1.0, 1.0), sums.lost, sums.largest]
     return ArrayError(*measured)
 
 

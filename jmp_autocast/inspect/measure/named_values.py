@@ -22,7 +22,7 @@ from ...interpreters.primitives.structure import bodies, is_call
 from ...policies.errors import wrong_type
 from ..export import Exported, cut, table
 from ..signature import Traced
-from .error_probe import ArrayError, distance, largest_difference
+from .error_probe import ArrayError, distance_and_norms, largest_difference, worst_of
 from .measured import is_measurable, user_scopes
 
 compat.mark_frames(__file__)
@@ -103,8 +103,8 @@ class ProgramComparison(Exported):
             'sin against sin: outputs differ by 0 at most, and err by 0; 0 named values'
         """
         compared = [*self.outputs.values()] or self.values
-        worst = max((each.difference for each in compared), default=0.0)
-        error = max((each.error for each in compared), default=0.0)
+        worst = worst_of(each.difference for each in compared)
+        error = worst_of(each.error for each in compared)
         kind = "outputs" if self.outputs else "values"
         line = f"{self.name} against {self.against}: {kind} differ by {worst:.2g} at most"
         return cut(f"{line}, and err by {error:.2g}; {len(self.values)} named values")
@@ -223,7 +223,7 @@ def _errors(one: Mapping[str, Any], two: Mapping[str, Any]) -> Traced:
             unmatched.append(name)
             continue
         dtypes.append((name, (x.dtype.name, y.dtype.name)))
-        errors.append((distance(x, y), largest_difference(x, y)))
+        errors.append((distance_and_norms(x, y)[0], largest_difference(x, y)))
     return Traced(errors, (tuple(dtypes), tuple(unmatched)))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -119,9 +120,20 @@ class NumericsProbe(Probe):
         # NumPy reduces its own arrays, without a compilation.
         numpy = jnp if isinstance(array, jax.Array) else np
         array = readable(array) if isinstance(array, jax.Array) else array
-        # One reduction, which propagates a NaN. A NaN excuses infinities: these may be lost.
-        largest = numpy.max(numpy.abs(array), initial=0)
-        return _flags(numpy.isnan(largest), numpy.isinf(largest))
+        # No maximum: that of XLA:CPU drops a NaN among many float32 numbers.
+        return _flags(numpy.isnan(array).any(), numpy.isinf(array).any())
+
+    def passes_on(self, arguments: Iterable[Any], results: Iterable[Any]) -> Any:
+        """Returns whether arguments hold a NaN or an infinity that results show.
+
+        A result shows a NaN, and an infinity if it is a scalar: an array may be masked by them.
+        """
+        shown = [self.flags_of(x) & (_NAN if jnp.ndim(x) else _NAN | _INF) for x in results]
+        reached = functools.reduce(operator.or_, shown, np.uint8(0)) > 0
+        if not isinstance(reached, Tracer) and not reached:
+            return np.bool_(False)
+        held = functools.reduce(operator.or_, map(self.flags_of, arguments), np.uint8(0))
+        return reached & (held > 0)
 
     def flags_made(self, measured: Any) -> Any:
         """Returns whether the results of an equation hold a NaN, and an infinity."""

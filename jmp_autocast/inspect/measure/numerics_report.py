@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from itertools import starmap
 from typing import Any, ClassVar
 
@@ -16,6 +17,8 @@ from .numerics_probe import INFINITY, NEVER, Reading
 
 # Twenty rows fit on a screen. The report holds all.
 _SHOWN = 20
+
+_PASSED_ON = "the infinity or NaN of a result: an argument holds one"
 
 # Mapped axes are reduced by these, and by sums for the other fields.
 _EXTREMES = {"largest": np.max, "smallest": np.min, "first_run": np.min, "first": np.min}
@@ -101,6 +104,7 @@ class NumericsReport(Exported):
         mode: The mode of the check.
         equations: The measured equations.
         readings: Their counts, as arrays with an element per equation.
+        passed_on: Whether a NaN of an argument reaches a result, or an infinity a scalar one.
 
     Example:
         >>> import jax.numpy as jnp
@@ -119,6 +123,7 @@ class NumericsReport(Exported):
         metadata={"static": True, **NOT_EXPORTED}
     )
     readings: Reading = dataclasses.field(metadata=NOT_EXPORTED)
+    passed_on: Any = False
 
     @property
     def rows(self) -> list[NumericsRow]:
@@ -181,6 +186,10 @@ class NumericsReport(Exported):
         overflow = self.mode == "overflow"
         if not bad:
             none = "nothing beyond float16's range" if overflow else "all is finite"
+            if any(row.nan or row.inf for row in rows):
+                none = "none makes an infinity or NaN that no operand holds"
+            if np.any(self.passed_on):
+                none = f"none makes {_PASSED_ON}"
             return cut(f"{self.name}: {of}, {none}")
         fault = "a value beyond float16's range" if overflow else "an infinity or NaN"
         return cut(f"{self.name}: {fault}, made by {len(bad)} of {of}")
@@ -216,6 +225,17 @@ def bad_message(name: str, row: NumericsRow) -> str:
         "a rule of the policy for its scope keeps a region in float32."
     )
     return "\n".join([f"{name}: {first}", *rest, fix])
+
+
+def passed_message(name: str, arguments: Sequence[str]) -> str:
+    """Returns the text of the error about a result that is not finite because an argument is not.
+
+    Args:
+        name: The function's name.
+        arguments: The paths of the arguments that hold an infinity or a NaN, if they are known.
+    """
+    which = f": {', '.join(arguments)}" if arguments else ""
+    return f"{name}: no equation makes {_PASSED_ON}{which}. Pass finite values."
 
 
 def _lines(row: NumericsRow) -> list[str]:
