@@ -17,6 +17,7 @@ from ...interpreters.after.walk import Origin, Visit
 from ...interpreters.compat import JaxprEqn, Literal, source_line
 from ...interpreters.plan.needs import ROWS, Need
 from ...interpreters.plan.reasons import READ_BY
+from ...interpreters.primitives.reading import subtracted_from_one
 from ...interpreters.primitives.structure import bodies
 from ...interpreters.primitives.traits import having
 
@@ -103,7 +104,7 @@ def readers_in_words(visits: Sequence[Visit]) -> dict[int, str]:
             name = eqn.primitive.name
             # What is scaled or shifted by a number only passes it on.
             scales = name in row.through and any(isinstance(v, Literal) for v in eqn.invars)
-            subtracts = row.need & Need.NEAR_1 and name == "sub"
+            subtracts = row.need & Need.SHARP and subtracted_from_one(eqn) is not None
             if at > start and name in row.primitives and (subtracts or not scales):
                 # What JAX's own functions hold may have no line: that of the call does.
                 places = (visits[k].eqn for k in (at, *reversed(around[at])))
