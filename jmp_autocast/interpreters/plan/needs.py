@@ -46,8 +46,7 @@ class Need(enum.IntFlag):
     Attributes:
         POLE: A function that is infinite at some value, and multiplies an error near it.
         STEEP: A square root, which is infinitely steep at 0.
-        SHARP: A choice, a sort, a comparison with a computed value, a difference from 1, or a
-            product of many steps.
+        SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
         SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
         LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
         ADDED: A sum of two values of its size: see `marks`.
