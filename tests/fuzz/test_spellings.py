@@ -33,8 +33,8 @@ def no_need(need, monkeypatch):
 
 # family: what is taken from the planner
 LOST = {
-    "chosen": lambda patch: no_need(Need.RANKED, patch),
-    "complement": lambda patch: no_need(Need.NEAR_1, patch),
+    "chosen": lambda patch: no_need(Need.SHARP, patch),
+    "complement": lambda patch: no_need(Need.SHARP, patch),
     "covariance": lambda patch: no_need(Need.EXPANDED, patch),
 }
 

@@ -511,9 +511,9 @@ def rows():
         "differences": (DIFFERENCES, "_takes_differences"),
         "decomposed": (DECOMPOSED, Need.DECOMPOSED),
         "chained": (CHAINED, Need.CHAINED),
-        "ranked": (RANKED, Need.RANKED),
+        "ranked": (RANKED, Need.SHARP),
         "positions": (POSITIONS, "_reads_positions"),
-        "factors": (FACTORS, Need.FACTOR),
+        "factors": (FACTORS, Need.SHARP),
         "derivatives": (of_float16(IN_FLOAT16), "_derivative_leaves"),
         "roots": (of_float16(ROOTS, np.geomspace(1e-5, 1e-4, 32, dtype=np.float32)), Need.STEEP),
         "exponentials": (

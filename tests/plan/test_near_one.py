@@ -71,6 +71,16 @@ def flow_with_a_next_layer(matmul, params):
     return jnp.sum(jnp.log(1 - y**2 + 1e-6), -1) + jnp.sum(matmul(y, params[2]), -1)
 
 
+def consumed(program):
+    """A product consumes the states, as the projection of a layer does."""
+
+    def run(matmul, params):
+        return matmul(program(matmul, params), params[2])
+
+    run.__name__ = f"{program.__name__}_consumed"
+    return run
+
+
 PROGRAMS = {
     function.__name__: function
     for function in (
@@ -82,6 +92,7 @@ PROGRAMS = {
         mean_of_instances,
         dice,
         flow_with_a_next_layer,
+        *map(consumed, (scanned_decay, associative_decay, survival)),
     )
 }
 

@@ -14,7 +14,7 @@ convolutions and none was scaled last: its traffic is its speed, and a batch nor
 the size of the stream (PyTorch and ``dtype=`` by hand keep it in 16 bits, too).
 
 A product of many factors rounds no more than its factors are: those are raised, from the third
-product on (`needs`, FACTOR).
+product on (`needs`, SHARP).
 """
 
 from __future__ import annotations
@@ -57,7 +57,6 @@ class Marks(NamedTuple):
     Args:
         summed: A sum of values of one size made it, since then only cheap operations.
         factors: So many products of values of its size made it, counted up to two.
-        multiplied: A product made it, and nothing since.
         convolved: A convolution made it, since then only operations element by element.
         scaled: The last of those was a factor that is given: it may be small beside others.
         spread: Smaller values are repeated in it: a bias.
@@ -94,7 +93,6 @@ class Marks(NamedTuple):
 
     summed: bool = False
     factors: int = 0
-    multiplied: bool = False
     convolved: bool = False
     scaled: bool = False
     spread: bool = False
@@ -314,7 +312,6 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
         return m._replace(
             summed=False,
             factors=0,
-            multiplied=False,
             convolved=False,
             scaled=False,
             spread=True,
@@ -391,7 +388,6 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     return Marks(
         summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
         factors=factors if passes else 0,
-        multiplied=is_mul,
         convolved=bool(large) and all([m.convolved for m in large]),
         scaled=scaled,
         spread=passes and bool(made) and all([m.spread for m in made]),

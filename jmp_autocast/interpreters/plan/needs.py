@@ -46,42 +46,31 @@ class Need(enum.IntFlag):
     Attributes:
         POLE: A function that is infinite at some value, and multiplies an error near it.
         STEEP: A square root, which is infinitely steep at 0.
-        NEAR_1: A difference from 1.
-        FACTOR: A product of many steps, or of all elements.
+        SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
         SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
-        PRODUCT: A matmul or a convolution.
         LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
-        CANCELS: A difference of products: digits cancel.
         ADDED: A sum of two values of its size: see `marks`.
         EXPANDED: A sum with squares: a distance or a variance, multiplied out.
         DECOMPOSED: A decomposition of a matrix, or a solve.
         CHAINED: A product that makes such a matrix of more than one array.
-        RANKED: A choice, a sort, or a comparison with a computed value.
-        NEIGHBOR: A product with elements beside it.
         BEYOND_SUMS: Anything that is no sum.
     """
 
     POLE = enum.auto()
     STEEP = enum.auto()
-    NEAR_1 = enum.auto()
-    FACTOR = enum.auto()
+    SHARP = enum.auto()
     SNAP = enum.auto()
-    PRODUCT = enum.auto()
-    CANCELS = enum.auto()
     ADDED = enum.auto()
     EXPANDED = enum.auto()
     DECOMPOSED = enum.auto()
     CHAINED = enum.auto()
-    RANKED = enum.auto()
-    NEIGHBOR = enum.auto()
     BEYOND_SUMS = enum.auto()
     LEADS = enum.auto()
 
 
 NOTHING = Need(0)
-LOST = Need.POLE | Need.FACTOR | Need.NEIGHBOR
-GUARDED = LOST | Need.NEAR_1
-HARMED = GUARDED | Need.SNAP
+LOST = Need.POLE | Need.SHARP
+HARMED = LOST | Need.SNAP
 OF_PRODUCTS = Need.EXPANDED | Need.DECOMPOSED | Need.CHAINED
 """What contractions are asked for, too: the guards of `equation` keep them in float32."""
 _OF_MATRICES = Need.DECOMPOSED | Need.CHAINED
@@ -103,8 +92,6 @@ _LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
 _MOVES = having("moves")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
-# A mean of what is next to 1 is next to 1, and so is its root.
-_KEEPS_NEAR_1 = _MULTIPLIES_ALL | {"reduce_sum", "cumsum", "reduce_window_sum", "sqrt"}
 
 
 _DECOMPOSES = frozenset(
@@ -122,14 +109,14 @@ class At(NamedTuple):
         eqn: The equation.
         made: The marks of its operands.
         need: What its results are needed for.
-        origins: Of which array a variable holds every other element.
+        makers: The equation that makes a variable.
         moved: As `moved_in` returns it.
     """
 
     eqn: JaxprEqn
     made: Sequence[Marks]
     need: Need
-    origins: Mapping[Var, Atom]
+    makers: Mapping[Var, JaxprEqn]
     moved: Mapping[Any, Atom]
 
 
@@ -164,10 +151,6 @@ def _factors(at: At) -> Sequence[Any]:
     return [v for v in found if not isinstance(v, Literal)]
 
 
-def _cancelled(at: At) -> Sequence[Any]:
-    return at.eqn.invars if any([m.multiplied for m in at.made]) else ()
-
-
 def cannot_pay(eqn: JaxprEqn) -> bool:
     """Returns whether a contraction sums so few elements that no matrix unit gains by it."""
     most = MOST_THAT_CANNOT_PAY.get(eqn.primitive.name)
@@ -176,7 +159,10 @@ def cannot_pay(eqn: JaxprEqn) -> bool:
 
 def _neighbors(at: At) -> Sequence[Any]:
     # `associative_scan` begins so. No equation says how many factors follow.
-    a, b = (None if isinstance(v, Literal) else at.origins.get(v) for v in at.eqn.invars)
+    if at.eqn.primitive.name != "mul":
+        return ()
+    made = [None if isinstance(v, Literal) else at.makers.get(v) for v in at.eqn.invars]
+    a, b = [eqn.invars[0] if eqn and takes_every_other(eqn) else None for eqn in made]
     return () if a is None or a is not b else (a,)
 
 
@@ -214,6 +200,23 @@ def _ranked(at: At) -> Sequence[Any]:
         return at.eqn.invars
     # A threshold is no rank.
     return () if any([m.given for m in at.made]) else at.eqn.invars
+
+
+def _subtracted(at: At) -> Sequence[Any]:
+    # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. The derivative of a
+    # tanh subtracts it from 1, and a slope needs no digits there.
+    taken = subtracted_from_one(at.eqn)
+    maker = at.makers.get(taken)
+    is_tanh = maker is not None and maker.primitive.name == "tanh"
+    return () if taken is None or is_tanh else (taken,)
+
+
+def _sharp(at: At) -> Sequence[Any]:
+    if at.eqn.primitive.name == "sub":
+        return _subtracted(at)
+    if at.eqn.primitive.name in _MULTIPLIES_ALL | {"mul"}:
+        return [*_factors(at), *_neighbors(at)]
+    return _ranked(at)
 
 
 def _nowhere(eqn: JaxprEqn) -> bool:
@@ -264,24 +267,14 @@ ROWS = (
         stops=_is_kept_away,
     ),
     Row(
-        Need.NEAR_1,
-        frozenset(("sub",)),
-        lambda at: at.eqn.invars[1:] if subtracted_from_one(at.eqn) is not None else (),
-        _CHEAP | _KEEPS_NEAR_1,
-        "a dice loss of sigmoids of 6 was 14 % off in bfloat16",
-        # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. The derivative of a
-        # tanh subtracts it from 1, and a slope needs no digits there.
-        having("saturates") - {"tanh"},
-        "its difference from 1",
-    ),
-    Row(
-        Need.FACTOR,
-        _MULTIPLIES_ALL | {"mul"},
-        _factors,
-        _CHEAP | _KEEPS_NEAR_1,
-        "behind 512 gates of 0.9975 a state was 2.3 times as large in bfloat16",
+        Need.SHARP,
+        _RANKS | _COMPARES | _MULTIPLIES_ALL | {"mul", "sub"},
+        _sharp,
+        _CHEAP | {"sqrt"},
+        "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices, and "
+        "behind 512 gates of 0.9975 a state was 2.3 times as large",
         _ALL,
-        "a product of many steps",
+        "what ranks it, subtracts it from 1 or multiplies it up",
     ),
     Row(
         Need.SNAP,
@@ -293,26 +286,12 @@ ROWS = (
         "what rounds it to an integer",
     ),
     Row(
-        Need.PRODUCT,
-        _CONTRACTS,
-        lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:2],
-        _CHEAP,
-        "what a product reads is read in 16 bits",
-    ),
-    Row(
         Need.LEADS,
         _LOWERED,
         lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:3],
         _LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
         stops=casts_to_integer,
-    ),
-    Row(
-        Need.CANCELS,
-        frozenset(("sub",)),
-        _cancelled,
-        _SUMS | having("rounds"),
-        "in float16, 8 of 8 determinants of numbers up to 324 were NaN or infinite",
     ),
     Row(
         Need.ADDED,
@@ -347,24 +326,6 @@ ROWS = (
         "`h @ p @ h.T` is no covariance where `h @ p` was rounded",
         _ALL | _CONTRACTS,
         "a product whose result is decomposed",
-    ),
-    Row(
-        Need.RANKED,
-        _RANKS | _COMPARES,
-        _ranked,
-        _CHEAP,
-        "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices",
-        _ALL,
-        "what ranks it",
-    ),
-    Row(
-        Need.NEIGHBOR,
-        frozenset(("mul",)),
-        _neighbors,
-        frozenset(),
-        "an `associative_scan` of 2,048 gates multiplies all of them",
-        _ALL,
-        "a product of its elements",
     ),
 )
 
@@ -405,7 +366,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
     if key in memo:
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
-    origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
+    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     moved = moved_in(jaxpr, inputs, memo)
     promoted, needs = memo.get("promoted", ()), {}
 
@@ -436,7 +397,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(eqn.invars, passed)
         if name not in _SUMS | _MOVES:
             add(eqn.invars, Need.BEYOND_SUMS)
-        at = At(eqn, of(marks, eqn.invars), of_results, origins, moved)
+        at = At(eqn, of(marks, eqn.invars), of_results, makers, moved)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)
     memo[key] = needs

@@ -16,7 +16,7 @@ from .reasons import ReasonCode
 _CONTRACTS = having("contracts")
 _FUSES = having("fuses")
 _ROUNDS = having("rounds")
-_INDEXED = Need.RANKED | Need.SNAP
+_INDEXED = Need.SHARP | Need.SNAP
 _LOW_CONTRACTION = (ReasonCode.LOWER_PRECISION, ReasonCode.DOT_OUT)
 OUTPUT = "the output"
 

@@ -19,7 +19,7 @@ from ..primitives.traits import having
 from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
 from .float_dtypes import is_16_bit
 from .marks import is_convolved_sum
-from .needs import GUARDED, HARMED, LOST, NOTHING, OF_PRODUCTS, RAISED, ROWS, Need, Needs
+from .needs import HARMED, LOST, NOTHING, OF_PRODUCTS, RAISED, ROWS, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
@@ -137,9 +137,9 @@ def _is_stream(it: Maker, want: Want) -> bool:
     """
     if it.at.policy.data_abstains:
         # One that is computed in float32 needs no rounding where all its readers are, too.
-        return _is_residual_sum(it) and not it.plan.casts and not it.need & Need.CANCELS
-    harmed = it.need & (HARMED | Need.CANCELS)
-    return want.demand is Demand.FULL and is_convolved_sum(it.at.eqn, it.at.made) and not harmed
+        return _is_residual_sum(it) and not it.plan.casts
+    is_stream = is_convolved_sum(it.at.eqn, it.at.made)
+    return want.demand is Demand.FULL and is_stream and not it.need & HARMED
 
 
 def _is_residual_sum(it: Maker) -> bool:
@@ -155,23 +155,19 @@ def _is_residual_sum(it: Maker) -> bool:
 
 
 def _is_gated_summand(it: Maker, want: Want) -> bool:
-    """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass.
-
-    Not where others are taken from it: a determinant adds up products, and their digits cancel. In
-    float16, products of three numbers up to 324 made 8 of 8 determinants NaN or infinite.
-    """
+    """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass."""
     is_gated = it.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
     only_sums = not it.need & Need.BEYOND_SUMS
-    return it.computed > 1 and is_gated and only_sums and not it.need & Need.CANCELS
+    return it.computed > 1 and is_gated and only_sums
 
 
 def _is_only_an_index(it: Maker, want: Want) -> bool:
     """For the index alone, beside 16-bit readers, no two activations are kept in float32."""
-    if not it.need & (Need.SNAP | Need.RANKED) or it.reads.demand is Demand.FULL:
+    if not it.need & (Need.SNAP | Need.SHARP) or it.reads.demand is Demand.FULL:
         return False
     if it.need & OF_PRODUCTS:
         return False
-    saturates = it.name in _SATURATES and it.need & Need.RANKED
+    saturates = it.name in _SATURATES and it.need & Need.SHARP
     return it.computed > 1 or not (it.name in _FEEDS or saturates)
 
 
@@ -185,7 +181,7 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
     # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
-    saturates = it.name in _SATURATES and it.need & (GUARDED | Need.RANKED)
+    saturates = it.name in _SATURATES and it.need & LOST
     # A product of vectors, which no guard looks at.
     saturates |= it.name in _CONTRACTS and it.need & OF_PRODUCTS
     is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)

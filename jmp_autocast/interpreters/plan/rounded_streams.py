@@ -17,19 +17,18 @@ from .basic_plans import rounded_once
 from .data import EquationPlan, Inside, Place
 from .float_dtypes import is_16_bit
 from .marks import is_convolved
-from .needs import Need
+from .needs import HARMED, Need
 from .reasons import Reason, ReasonCode
 from .votes import far_literal, literal_guard, voters
 
 _SUMS = having("sums")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
-_HARM = Need.SNAP | Need.POLE | Need.NEAR_1
 
 
 def rounded_stream(at: Place, plan: EquationPlan) -> EquationPlan:
     """Returns the plan of an equation, rounded if it is a stream, or marked as rounded before.
 
-    A sum is a stream if a product reads it, directly or through cheap operations. One that only a
+    A sum is a stream if a product reads it through elementwise operations. One that only a
     loss or a mean reads keeps float32, and so does one that becomes an integer, or reaches a
     logarithm or a denominator.
 
@@ -44,7 +43,7 @@ def rounded_stream(at: Place, plan: EquationPlan) -> EquationPlan:
         return plan
     if not (at.policy.data_abstains or _promotes_computed(at, plan)):
         return plan
-    read_low = bool(at.need & Need.PRODUCT) and not at.need & _HARM
+    read_low = bool(at.need & Need.LEADS) and not at.need & HARMED
     if read_low and _is_sum(at, plan) and (at.policy.data_abstains or is_convolved(at.made)):
         return rounded_once(plan, at.compute_dtype, _SUM)
     return dataclasses.replace(
