@@ -58,6 +58,7 @@ class Need(enum.IntFlag):
         RANKED: A choice, a sort, or a comparison with a computed value.
         NEIGHBOR: A product with elements beside it.
         BEYOND_SUMS: Anything that is no sum.
+        COMPUTED: Anything that does more than move it.
     """
 
     POLE = enum.auto()
@@ -75,6 +76,7 @@ class Need(enum.IntFlag):
     NEIGHBOR = enum.auto()
     BEYOND_SUMS = enum.auto()
     LEADS = enum.auto()
+    COMPUTED = enum.auto()
 
 
 NOTHING = Need(0)
@@ -94,6 +96,7 @@ _PROMOTES = frozenset(
     name for name in _ALL if DEFAULT_RULES.get(name, CastPolicy.PROMOTE) is CastPolicy.PROMOTE
 ) | {"div", "integer_pow"}
 _MOVES = having("moves")
+_ONLY_MOVES = _MOVES | having("joins")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
 # A mean of what is next to 1 is next to 1, and so is its root.
@@ -433,6 +436,8 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(eqn.invars, passed)
         if name not in _SUMS | _MOVES:
             add(eqn.invars, Need.BEYOND_SUMS)
+        if name not in _ONLY_MOVES:
+            add(eqn.invars, Need.COMPUTED)
         at = At(eqn, of(marks, eqn.invars), of_results, origins, moved)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)
