@@ -133,8 +133,7 @@ def _rows(
     print(f"\n{heading}", flush=True)
     for name, make in programs.items():
         rows[name], text = measure(make())
-        if chosen.keep:
-            _keep(chosen.keep, heading, name, text, rows)
+        _keep(chosen.keep, heading, name, text, rows)
         print(f"{name}: {report.line(rows[name])}", flush=True)
     found = [report.table(rows, base_of)]
     if len(kinds := report.kinds(rows)) > 1:

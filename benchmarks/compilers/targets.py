@@ -21,6 +21,7 @@ TPUS: Mapping[str, Mapping[int, str]] = {
     "v5e": {1: "2x2", 4: "2x2", 16: "4x4", 256: "16x16"},
     "v6e": {1: "2x2", 4: "2x2", 16: "4x4", 256: "16x16"},
     "v5p": {1: "2x2x1", 4: "2x2x1", 16: "2x2x4", 256: "4x8x8"},
+    "tpu7x": {1: "2x2x1", 4: "2x2x1", 16: "2x2x4", 256: "4x8x8"},
 }
 """The smallest topology with so many chips; `v5e` has no smaller one than 2x2 with all links."""
 

@@ -71,6 +71,24 @@ def test_at_level_compute_a_stream_of_patches_is_16_bits_as_by_hand():
     assert stream(vision, Policy(jnp.bfloat16, level="compute")) == [LOW] * LAYERS
 
 
+@pytest.mark.parametrize("call", [lambda fn: fn, jax.jit], ids=["flat", "jit"])
+@pytest.mark.parametrize("also_computed", [False, True])
+def test_moves_are_no_reason_to_raise_what_leads_to_a_stream(call, also_computed):
+    """The float32 stream of a ViT took over the layout of its patch convolution."""
+    to_rows = call(lambda token, x: jnp.concatenate([token, x.reshape(8, 8, 16)], 1))
+
+    def fn(params, patches):
+        x = patches.reshape(64, 12) @ params["embed"] + params["positions"][0, 0]
+        rows = to_rows(jnp.broadcast_to(params["token"], (8, 1, 16)), x) + params["positions"]
+        return layers(params, rows + jnp.mean(x * x) if also_computed else rows)
+
+    plan = plan_of(fn, PARAMS, PATCHES, policy=BF16, leaves=LEAVES)
+    sums = [p.results[0].dtype for eqn, p in all_equations(plan) if eqn.primitive.name == "add"]
+    assert sums[0] == (FULL if also_computed else LOW)
+    assert sums[1] == FULL
+    assert stream(fn) == [FULL] * LAYERS
+
+
 def test_a_sum_of_a_source_is_no_stream():
     """`w + a @ b` may be far larger than the product: a norm reads it in float32, as before."""
 

@@ -34,8 +34,10 @@ def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch)
         assert low.cast_count("activation") % 2 == (low is ours)
         # Four kernels and the embedding are cast.
         assert low.cast_count("parameter") >= 5
-    # By hand, gradients of kernels are rounded and cast; ours are float32 accumulators.
-    assert hand.cast_count("gradient") >= 5 > ours.cast_count("gradient")
+    # By hand, gradients of kernels are rounded and cast; ours are float32 accumulators. Those of
+    # biases are small.
+    large = [[c for c in m.casts if c.kind == "gradient" and c.nbytes > 1000] for m in (hand, ours)]
+    assert len(large[0]) >= 5 > len(large[1])
     # The kernels, embeddings and positions as 16-bit copies; float32 keeps the tied embedding.
     assert hand.residuals.nbytes(parameter=True) == ours.residuals.nbytes(parameter=True)
     for group in ("kernels", "biases", "scales", "embeddings"):
@@ -49,6 +51,25 @@ def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch)
     assert written.count("<!-- vs_handwritten tiny bfloat16 CPU -->") == 1
     vs_handwritten.tables.write_between_markers(results, "vs_handwritten tiny bfloat16 CPU", "anew")
     assert "residuals MB" not in results.read_text()
+
+
+@pytest.mark.usefixtures("as_users_run_it")
+def test_a_training_of_a_tiny_gpt_learns_alike():
+    with run_from("benchmarks", module="train_gpt") as script:
+        found = {name: script.train(name, script.TINY, 20, 5) for name in ("float32", "ours o1")}
+        text = script.report(found, 20)
+    curves = [row["curve"] for row in found.values()]
+    assert curves[0] != curves[1]
+    np.testing.assert_allclose(*curves, rtol=2e-3)
+    assert curves[1][-1] < curves[1][0] - 0.5
+    assert text.count("\n| 20 |") == 1
+
+
+def test_the_pairs_whose_cycles_are_compared_are_programs():
+    with run_from("benchmarks", module="tpu_costs") as script:
+        for fn, inputs in (program for pair in script.PAIRS.values() for program in pair):
+            shapes = [jax.ShapeDtypeStruct(*each) for each in inputs]
+            assert jax.eval_shape(fn, *shapes).shape
 
 
 def test_casts_are_told_apart(vs_handwritten):

@@ -6,6 +6,7 @@ import dataclasses
 import functools
 from collections.abc import Sequence
 
+import jax.numpy as jnp
 import numpy as np
 
 from ...policies import DATA_MOVEMENT, FLOAT32, FLOAT_DTYPES, Decision
@@ -37,6 +38,7 @@ _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _REPEATS = having("repeats")
 _REPLICATES = having("replicates") | _REPEATS
+_SUMS = having("sums")
 _WHOLE = having("whole")
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
@@ -98,7 +100,10 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
     if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)
-    return Bind(replicates=replicates) if replicates else BIND
+    # No float16: the sum may leave its range.
+    adds = at.name in _SUMS and target == jnp.bfloat16
+    biases = tuple([i for i in replicates if at.given[i].source is not None]) if adds else ()
+    return Bind(replicates=replicates, biases=biases) if replicates else BIND
 
 
 @functools.lru_cache(1024)

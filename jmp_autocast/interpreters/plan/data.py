@@ -202,10 +202,13 @@ class Bind:
         params: Parameters that replace the equation's own.
         replicates: Positions of operands that are smaller than the result. They are broadcast in
             float32 as well, for the derivative alone, so that the transposed sum runs in float32.
+        biases: Those whose gradient is rounded once, after this sum, as by hand: a TPU then sums
+            in the kernel that makes the cotangents.
     """
 
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     replicates: tuple[int, ...] = ()
+    biases: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

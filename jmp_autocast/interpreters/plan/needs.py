@@ -54,6 +54,7 @@ class Need(enum.IntFlag):
         DECOMPOSED: A decomposition of a matrix, or a solve.
         CHAINED: A product that makes such a matrix of more than one array.
         BEYOND_SUMS: Anything that is no sum.
+        COMPUTED: Anything that does more than move it.
     """
 
     POLE = enum.auto()
@@ -66,6 +67,7 @@ class Need(enum.IntFlag):
     CHAINED = enum.auto()
     BEYOND_SUMS = enum.auto()
     LEADS = enum.auto()
+    COMPUTED = enum.auto()
 
 
 NOTHING = Need(0)
@@ -90,6 +92,7 @@ _LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_
 _LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
 _LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
 _MOVES = having("moves")
+_ONLY_MOVES = _MOVES | having("joins")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
 
@@ -397,6 +400,8 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(eqn.invars, passed)
         if name not in _SUMS | _MOVES:
             add(eqn.invars, Need.BEYOND_SUMS)
+        if name not in _ONLY_MOVES:
+            add(eqn.invars, Need.COMPUTED)
         at = At(eqn, of(marks, eqn.invars), of_results, makers, moved)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)

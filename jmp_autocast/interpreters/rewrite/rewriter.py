@@ -276,7 +276,8 @@ class Rewriter(KeepsValues):
         # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
         # transpose that adds up in 16 bits.
         for i in action.replicates:
-            arrays[i] = operands[i].replicated(plan.operands[i], replication(eqn, arrays))
+            broadcast, is_bias = replication(eqn, arrays), i in action.biases
+            arrays[i] = operands[i].replicated(plan.operands[i], broadcast, is_bias)
         if action.replicates and eqn.primitive.name in REPEATS:
             return arrays[:1]
         params = {**eqn.params, **action.params} if action.params else eqn.params

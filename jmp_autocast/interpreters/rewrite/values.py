@@ -79,7 +79,9 @@ class Value:
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
         return source_view(self.array, low) if self.source and is_rounded else low
 
-    def replicated(self, dtype: np.dtype | None, broadcast: Callable[[Any], Any]) -> Any:
+    def replicated(
+        self, dtype: np.dtype | None, broadcast: Callable[[Any], Any], is_bias: bool
+    ) -> Any:
         """Returns the value in a compute dtype and broadcast, with the derivative of float32.
 
         The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
@@ -88,8 +90,10 @@ class Value:
         # The float32 broadcast has no reader but its own transpose: XLA removes it from the forward
         # pass.
         compute_dtype = dtype or self.array.dtype
-        low = broadcast(self.copy(compute_dtype))
-        full = self.copy(FLOAT32)
+        copy = self.copy(compute_dtype)
+        low = broadcast(copy)
+        # The transpose of the two casts of a bias rounds its gradient.
+        full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
