@@ -25,6 +25,7 @@ from ..compat import (
     consts_of,
     fresh_make_jaxpr,
     is_checked,
+    is_computed_now,
     literal_value,
     mark_frames,
     named_in_errors,
@@ -64,6 +65,7 @@ from .emitted import emitted
 from .immutable import check_immutable
 from .moves import moved
 from .picked_first import picked_first
+from .repeated_lines import Line, emit_line, repeated_lines
 from .rewritten_bodies import make_innermost_first
 from .values import REPEATS, Scalar, Value, as_array, read, replication
 
@@ -161,29 +163,38 @@ class Rewriter(KeepsValues):
         return [value.read(dtype) for value, dtype in zip(outputs, plan.output_dtypes, strict=True)]
 
     def _evaluate(self, plan: Plan, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+        is_flat = all(is_computed_now(value.array) for value in given)
+        is_flat = is_flat or bool(self.label or self.planned) or is_checked()
+        is_flat = is_flat or self.closed_over.holds_any
         # A plan lives as long as this: another does not get its id.
-        if (key := ("picked first", id(plan))) not in self.memo:
-            self.memo[key] = picked_first(plan)
-        plan = self.memo[key]
+        if (key := ("steps", id(plan), is_flat)) not in self.memo:
+            picked = picked_first(plan)
+            often = read_often(picked)
+            rule_of = self.closed_over.rule_of
+            flat = picked.jaxpr, picked.equations
+            self.memo[key] = *(flat if is_flat else repeated_lines(picked, often, rule_of)), often
+        jaxpr, steps, often = self.memo[key]
         held = list(map(Value.of, consts, plan.consts))
-        self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
-        often = read_often(plan)
+        self.closed_over.keep((*jaxpr.constvars, *jaxpr.invars), (*held, *given))
 
-        def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> list[Value]:
-            results = self._labeled(eqn, plan.equations[i], operands)
-            self.closed_over.keep(eqn.outvars, results)
-            for v, value in zip(eqn.outvars, results, strict=True):
-                if v in often:
-                    value.is_read_often()
-            return results
+        def run(jaxpr: Any, steps: Any, held: Sequence[Any], given: Sequence[Any]) -> list[Value]:
+            def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Value]:
+                if isinstance(line := steps[i], Line):
+                    return emit_line(line, operands, run_line, self.memo)
+                results = self._labeled(eqn, line, operands)
+                self.closed_over.keep(eqn.outvars, results)
+                for v, value in zip(eqn.outvars, results, strict=True):
+                    if v in often:
+                        value.is_read_often()
+                return results
 
-        return evaluate(
-            plan.jaxpr,
-            held,
-            given,
-            lambda literal: Scalar(literal_value(literal)),
-            step,
-        )
+            literal = lambda v: Scalar(literal_value(v))
+            return evaluate(jaxpr, held, given, literal, step)
+
+        def run_line(line: Line, operands: Sequence[Any]) -> list[Value]:
+            return run(line.body, line.plans, (), operands)
+
+        return run(jaxpr, steps, held, given)
 
     def _labeled(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
         with contextlib.ExitStack() as contexts:
