@@ -192,22 +192,32 @@ def inlined(function: Callable, static_argnames: Sequence[str] = ()) -> Callable
     return jax.jit(function, static_argnames=static_argnames, inline=_INLINE)
 
 
-def inlined_jaxpr(function: Callable, types: Sequence[Any]) -> Callable[..., list[Any]] | None:
-    """Traces a function once, and returns what binds the equations of its jaxpr in their place.
+def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Traces a function once; calls of what is returned leave the equations of its jaxpr.
 
     Args:
-        function: A function of arrays, which returns a list of arrays it computes.
+        function: A function of arrays, which returns a list of arrays.
         types: The types of the arrays.
-
-    Returns:
-        A function of such arrays; None where JAX changed what goes in or comes out.
     """
-    program = body_of(fresh_make_jaxpr(jax.jit(function), *types))
-    (eqn,) = program.eqns
-    if eqn.invars != program.invars or eqn.outvars != program.outvars:
-        return None
-    params = {**eqn.params, "inline": _INLINE}
-    return lambda *arrays: bind(eqn.primitive, arrays, params)
+    closed = fresh_make_jaxpr(function, *types)
+    primitive, of_one = _inlined_call(trace_context())
+    params = {**of_one, "jaxpr": closed}
+    body = body_of(closed)
+    sizes = {"in_": len(body.invars), "donated": len(body.invars), "out_": len(body.outvars)}
+    for prefix, size in sizes.items():
+        params |= {k: v * size for k, v in params.items() if k.startswith(prefix)}
+    return lambda *arrays: bind(primitive, arrays, params)
+
+
+@functools.lru_cache(maxsize=16)
+def _inlined_call(context: Hashable) -> tuple[Any, dict[str, Any]]:
+    """Returns the primitive and the parameters of a ``jit`` of one array that is inlined."""
+
+    def repeated_line(x: Any) -> Any:
+        return -x
+
+    (eqn,) = body_of(fresh_make_jaxpr(jax.jit(repeated_line), np.float32(0))).eqns
+    return eqn.primitive, {**eqn.params, "inline": _INLINE}
 
 
 # JAX 0.11 made ``inline`` an enum, in which True means inlining at lowering time.

@@ -10,6 +10,7 @@ because JAX gives all that it inlines the source line of the call.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from ..compat import (
     Literal,
     Tracer,
     common_scopes,
-    inlined_jaxpr,
+    inlined_once,
     is_ref,
     mark_frames,
     needs_float64,
@@ -99,9 +100,10 @@ def repeated_lines(
     last = {v: i for i, eqn in enumerate(eqns) for v in eqn.invars if not isinstance(v, Literal)}
     last.update((v, len(eqns)) for v in plan.jaxpr.outvars if not isinstance(v, Literal))
     found: dict[int, Any] = {}
-    for whole in _runs(eqns, plans, keys):
+    for place, *whole in _runs(eqns, keys):
         for start, stop in _without_moves(*whole, eqns, plans, last):
-            found[start] = stop, *_key(range(start, stop), eqns, keys, last, often)
+            key, operands, results = _key(range(start, stop), eqns, keys, last, often)
+            found[start] = stop, (place, key), operands, results
     counts = Counter(key for _, key, *_ in found.values())
     lines: dict[Hashable, Line | None] = {}
     made: list[JaxprEqn] = []
@@ -127,10 +129,8 @@ def repeated_lines(
     return with_equations(plan.jaxpr, made), steps
 
 
-def _runs(
-    eqns: Sequence[JaxprEqn], plans: Sequence[EquationPlan], keys: Sequence[Any]
-) -> Iterator[tuple[int, int]]:
-    """Yields the ranges of equations of one source line that may be outlined.
+def _runs(eqns: Sequence[JaxprEqn], keys: Sequence[Any]) -> Iterator[tuple[str, int, int]]:
+    """Yields the source lines, and the ranges of their equations that may be outlined.
 
     A line that a loop repeats is one range for each iteration.
     """
@@ -147,9 +147,9 @@ def _runs(
     start = 0
     for i in range(1, len(of) + 1):
         if i == len(of) or of[i] != of[start]:
-            if of[start] is not None and i - start > 1:
+            if (place := of[start]) is not None and i - start > 1:
                 period = _period(keys[start:i])
-                yield from ((k, min(k + period, i)) for k in range(start, i, period))
+                yield from ((place, k, min(k + period, i)) for k in range(start, i, period))
             start = i
 
 
@@ -161,9 +161,11 @@ def _period(keys: Sequence[Any]) -> int:
         if key in latest:
             distances[i - latest[key]] += 1
         latest[key] = i
-    period, count = max(distances.items(), key=lambda pair: pair[1], default=(1, 0))
-    repeats = 1 < period <= len(keys) // 3 and count >= 0.8 * (len(keys) - period)
-    return period if repeats else len(keys)
+    for period, _ in distances.most_common(4):
+        same = sum(map(operator.eq, keys, keys[period:]))
+        if 1 < period <= len(keys) // 3 and same >= 0.8 * (len(keys) - period):
+            return period
+    return len(keys)
 
 
 def _without_moves(
@@ -191,8 +193,7 @@ def _key(
 ) -> tuple[Hashable, list[Any], list[Any]]:
     """Returns all that the emission of a line follows from, its operands and its results."""
     window = eqns[positions.start : positions.stop]
-    first = window[0]
-    parts: list[Hashable] = [source_file_and_line(first), keys[positions.start : positions.stop]]
+    parts: list[Hashable] = [keys[positions.start : positions.stop]]
     local: dict[Any, int] = {}
     operands: dict[Any, int] = {}
     results: list[Any] = []
@@ -289,18 +290,16 @@ class _Traced(NamedTuple):
 
     Args:
         call: Binds its equations, and returns its arrays.
-        results: For each result an operand's position, or a value whose arrays are positions.
+        results: Values whose arrays are positions of the arrays.
         copies: Triples (operand, key, position) of the copies of operands that it makes.
     """
 
     call: Callable[..., Sequence[Any]]
-    results: Sequence[Any]
+    results: Sequence[Value]
     copies: Sequence[tuple[int, Any, int]]
 
 
-def emit_line(
-    line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any]
-) -> Sequence[Any]:
+def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any]) -> Sequence[Any]:
     """Emits one occurrence of a line.
 
     Args:
@@ -326,12 +325,10 @@ def emit_line(
     if key not in memo:
         memo[key] = _traced(line, operands, types, run)
     traced = memo[key]
-    if traced is None:
-        return run(line, operands)
     found = traced.call(*arrays)
     for i, k, position in traced.copies:
         operands[i].copies[k] = found[position]
-    return [operands[x] if isinstance(x, int) else _with_arrays(x, found) for x in traced.results]
+    return [_with_arrays(value, found) for value in traced.results]
 
 
 def _is_traceable(line: Line, operands: Sequence[Any]) -> bool:
@@ -346,10 +343,8 @@ def _is_traceable(line: Line, operands: Sequence[Any]) -> bool:
     )
 
 
-def _traced(
-    line: Line, operands: Sequence[Any], types: Sequence[Any], run: Run
-) -> _Traced | None:
-    results: list[Any] = []
+def _traced(line: Line, operands: Sequence[Any], types: Sequence[Any], run: Run) -> _Traced:
+    results: list[Value] = []
     copies: list[tuple[int, Any, int]] = []
 
     def function(*xs: Any) -> list[Any]:
@@ -358,27 +353,20 @@ def _traced(
         for value in operands:
             given.append(dataclasses.replace(value, array=next(arrays), move=None))
             given[-1].copies.update((k, next(arrays)) for k in value.copies)
-        positions = {id(value): i for i, value in enumerate(given)}
-        before = [set(value.copies) for value in given]
-        made: dict[int, Any] = {}
+        made: dict[int, tuple[int, Any]] = {}
 
         def position(x: Any) -> int:
-            made.setdefault(id(x), x)
-            return list(made).index(id(x))
+            return made.setdefault(id(x), (len(made), x))[0]
 
         for value in run(line, given):
-            results.append(positions.get(id(value)))
-            if results[-1] is None:
-                of = dataclasses.replace(value, array=position(value.array))
-                of.copies.update((k, position(x)) for k, x in value.copies.items())
-                results[-1] = of
-        for i, value in enumerate(given):
-            new = [(k, x) for k, x in value.copies.items() if k not in before[i]]
+            results.append(dataclasses.replace(value, array=position(value.array)))
+            results[-1].copies.update((k, position(x)) for k, x in value.copies.items())
+        for i, (value, before) in enumerate(zip(given, operands, strict=True)):
+            new = [(k, x) for k, x in value.copies.items() if k not in before.copies]
             copies.extend((i, k, position(x)) for k, x in new)
-        return list(made.values())
+        return [x for _, x in made.values()]
 
-    call = inlined_jaxpr(function, types)
-    return call and _Traced(call, results, copies)
+    return _Traced(inlined_once(function, types), results, copies)
 
 
 def _with_arrays(value: Value, arrays: Sequence[Any]) -> Value:
