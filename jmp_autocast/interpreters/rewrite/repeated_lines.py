@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -29,6 +29,7 @@ from ..compat import (
     needs_float64,
     relative_contexts,
     source_file_and_line,
+    variables_in,
     within_scopes,
 )
 from ..compat.rebuilding import with_equations
@@ -43,30 +44,36 @@ mark_frames(__file__)
 _LEAST = 6
 
 
-class Body(NamedTuple):
-    """The equations of a line, with the fields of a jaxpr that `evaluate` needs."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Line:
+    """A line that recurs; it has the fields of a jaxpr, with the equations of one occurrence.
 
-    constvars: Sequence[Any]
+    Args:
+        plans: The plans of the equations.
+        casts: Pairs (operand, dtype) of the casts of operands.
+        by_copies: Operands of which copies may be made that `casts` does not name.
+        used_later: Operands that are used behind the line, too.
+    """
+
+    constvars: tuple[()]
     invars: Sequence[Any]
     outvars: Sequence[Any]
     eqns: Sequence[JaxprEqn]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Line:
-    """A line that recurs.
-
-    Args:
-        body: Its equations, as they stand where it occurs first.
-        plans: Their plans.
-        casts: Pairs (operand, dtype) of the casts of operands.
-        by_copies: Operands of which copies may be made that `casts` does not name.
-    """
-
-    body: Body
     plans: Sequence[EquationPlan]
-    casts: Sequence[tuple[int, Any]]
-    by_copies: frozenset[int]
+    casts: Collection[tuple[int, Any]]
+    by_copies: Collection[int]
+    used_later: Collection[int]
+
+
+class _Occurrence(NamedTuple):
+    """Where a line stands in a program, and a key of all that its emission follows from."""
+
+    key: Hashable
+    start: int
+    stop: int
+    operands: Sequence[Any]
+    results: Sequence[Any]
+    used_later: Collection[int]
 
 
 Run = Callable[[Line, Sequence[Any]], Sequence[Any]]
@@ -86,71 +93,105 @@ def repeated_lines(
         often: The variables of values that are read by views; see `read_often`.
         rule_of: Returns the key of an equation's custom rules; see `ClosedOver.rule_of`.
     """
-    eqns, plans = plan.jaxpr.eqns, plan.equations
+    eqns, plans = list(plan.jaxpr.eqns), plan.equations
     # Equations that look alike share a plan.
     of_plans = {id(p): (eqn, p) for eqn, p in zip(eqns, plans, strict=True)}
     if len(of_plans) > 0.75 * len(plans):
         return plan.jaxpr, plans
-    numbers: dict[Any, int] = {}
-    known: dict[int, int | None] = {}
-    for i, of in of_plans.items():
-        key = _plan_key(*of, rule_of)
-        known[i] = None if key is None else numbers.setdefault(key, len(numbers))
-    keys = tuple([known[id(p)] for p in plans])
-    last = {v: i for i, eqn in enumerate(eqns) for v in eqn.invars if not isinstance(v, Literal)}
-    last.update((v, len(eqns)) for v in plan.jaxpr.outvars if not isinstance(v, Literal))
-    found: dict[int, Any] = {}
-    for place, *whole in _runs(eqns, keys):
-        for start, stop in _without_moves(*whole, eqns, plans, last):
-            key, operands, results = _key(range(start, stop), eqns, keys, last, often)
-            found[start] = stop, (place, key), operands, results
-    counts = Counter(key for _, key, *_ in found.values())
+    of_plans = {i: _plan_key(*of, rule_of) for i, of in of_plans.items()}
+    found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
+    counts = Counter(one.key for one in found)
     lines: dict[Hashable, Line | None] = {}
-    made: list[JaxprEqn] = []
-    steps: list[EquationPlan | Line] = []
-    i = 0
-    while i < len(eqns):
-        stop, key, operands, results = found.get(i, (i + 1, None, [], []))
-        line = None
-        if (counts[key] - 1) * (stop - i - 1) >= _LEAST:
-            window = eqns[i:stop]
-            scopes = common_scopes(window)
-            if key not in lines:
-                lines[key] = _line(window, plans[i:stop], operands, results, len(scopes))
-            line = lines[key]
-        if line is not None:
-            call = eqns[i].replace(invars=operands, outvars=results)
-            made.append(within_scopes(call, scopes))
-            steps.append(line)
-        else:
-            made.extend(eqns[i:stop])
-            steps.extend(plans[i:stop])
-        i = stop
-    return with_equations(plan.jaxpr, made), steps
+    steps: list[EquationPlan | Line] = list(plans)
+    for one in reversed(found):
+        key, start, stop = one[:3]
+        if (counts[key] - 1) * (stop - start - 1) < _LEAST:
+            continue
+        scopes = common_scopes(eqns[start:stop])
+        if key not in lines:
+            lines[key] = _line(one, eqns[start:stop], plans[start:stop], len(scopes))
+        if (line := lines[key]) is not None:
+            call = eqns[start].replace(invars=list(one.operands), outvars=list(one.results))
+            eqns[start:stop], steps[start:stop] = [within_scopes(call, scopes)], [line]
+    return with_equations(plan.jaxpr, eqns), steps
 
 
-def _runs(eqns: Sequence[JaxprEqn], keys: Sequence[Any]) -> Iterator[tuple[str, int, int]]:
-    """Yields the source lines, and the ranges of their equations that may be outlined.
+def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iterator[_Occurrence]:
+    """Yields the lines of two and more equations that may be outlined.
 
-    A line that a loop repeats is one range for each iteration.
+    A line that a loop repeats is one for each iteration.
     """
+    eqns, plans = plan.jaxpr.eqns, plan.equations
+    last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
+    last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
+    # What was moved makes copies of what it was moved from, whenever it is read.
+    moved: dict[Any, int] = {}
     places: dict[Any, str] = {}
     of: list[str | None] = []
-    for eqn, key in zip(eqns, keys, strict=True):
-        if key is None:
-            of.append(None)
-            continue
+    for i, (eqn, of_plan, key) in enumerate(zip(eqns, plans, keys, strict=True)):
         traceback = eqn.source_info.traceback
-        if (place := places.get(traceback)) is None:
-            place = places[traceback] = source_file_and_line(eqn)
-        of.append(place)
+        if key is not None and traceback not in places:
+            places[traceback] = source_file_and_line(eqn)
+        of.append(None if key is None else places[traceback])
+        if isinstance(of_plan.action, Move):
+            moved.update((v, i) for v in variables_in(eqn.invars) if v not in moved)
+
+    def without_moves(start: int, stop: int) -> Iterator[tuple[int, int]]:
+        # The copies of what was moved, and is used behind the line, are made there.
+        for i in range(start, stop + 1):
+            is_move = i < stop and isinstance(plans[i].action, Move)
+            if i == stop or (is_move and any(last.get(v, -1) >= stop for v in eqns[i].outvars)):
+                if i - start > 1:
+                    yield start, i
+                start = i + 1
+
     start = 0
     for i in range(1, len(of) + 1):
-        if i == len(of) or of[i] != of[start]:
-            if (place := of[start]) is not None and i - start > 1:
-                period = _period(keys[start:i])
-                yield from ((place, k, min(k + period, i)) for k in range(start, i, period))
-            start = i
+        if i < len(of) and of[i] == of[start]:
+            continue
+        period = _period(keys[start:i])
+        for k in range(start, i, period) if of[start] is not None else ():
+            for first, stop in without_moves(k, min(k + period, i)):
+                parts, *others = _parts(eqns[first:stop], first, stop, last, moved, often)
+                yield _Occurrence((of[start], *keys[first:stop], *parts), first, stop, *others)
+        start = i
+
+
+def _parts(
+    window: Sequence[JaxprEqn],
+    start: int,
+    stop: int,
+    last: Mapping[Any, int],
+    moved: Mapping[Any, int],
+    often: frozenset[Any],
+) -> tuple[list[Hashable], list[Any], list[Any], list[int]]:
+    """Returns the parts of an occurrence's key but for plans, its operands and its results.
+
+    And which operands are used behind it.
+    """
+    numbers: dict[Any, int] = {}
+    operands: list[Any] = []
+    results: list[Any] = []
+    used_later: list[int] = []
+    parts: list[Hashable] = [relative_contexts(window)]
+    for eqn in window:
+        for v in eqn.invars:
+            if isinstance(v, Literal):
+                parts.append(literal_key(v))
+                continue
+            if v not in numbers:
+                numbers[v] = -1 - len(operands)
+                is_used = last[v] >= stop or moved.get(v, stop) < start
+                used_later += [len(operands)] * is_used
+                operands.append(v)
+                parts.append((v.aval, is_used))
+            parts.append(numbers[v])
+        for v in eqn.outvars:
+            numbers[v] = len(numbers) - len(operands)
+            is_used = last.get(v, -1) >= stop
+            results += [v] * is_used
+            parts.append((is_used, v in often))
+    return parts, operands, results, used_later
 
 
 def _period(keys: Sequence[Any]) -> int:
@@ -166,56 +207,6 @@ def _period(keys: Sequence[Any]) -> int:
         if 1 < period <= len(keys) // 3 and same >= 0.8 * (len(keys) - period):
             return period
     return len(keys)
-
-
-def _without_moves(
-    start: int,
-    stop: int,
-    eqns: Sequence[JaxprEqn],
-    plans: Sequence[EquationPlan],
-    last: Mapping[Any, int],
-) -> Iterator[tuple[int, int]]:
-    """Splits a range at moved sources that are used behind it: their copies are made there."""
-    for i in range(start, stop + 1):
-        is_cut = i < stop and isinstance(plans[i].action, Move)
-        if i == stop or (is_cut and any(last.get(v, -1) >= stop for v in eqns[i].outvars)):
-            if i - start > 1:
-                yield start, i
-            start = i + 1
-
-
-def _key(
-    positions: range,
-    eqns: Sequence[JaxprEqn],
-    keys: Sequence[Any],
-    last: Mapping[Any, int],
-    often: frozenset[Any],
-) -> tuple[Hashable, list[Any], list[Any]]:
-    """Returns all that the emission of a line follows from, its operands and its results."""
-    window = eqns[positions.start : positions.stop]
-    parts: list[Hashable] = [keys[positions.start : positions.stop]]
-    local: dict[Any, int] = {}
-    operands: dict[Any, int] = {}
-    results: list[Any] = []
-    for eqn in window:
-        for v in eqn.invars:
-            if isinstance(v, Literal):
-                parts.append(literal_key(v))
-            elif v in local:
-                parts.append(local[v])
-            elif v in operands:
-                parts.append(-1 - operands[v])
-            else:
-                parts.append(v.aval)
-                operands[v] = len(operands)
-        for v in eqn.outvars:
-            local[v] = len(local)
-            if last.get(v, -1) >= positions.stop:
-                parts.append((local[v], v in often))
-                results.append(v)
-            elif v in often:
-                parts.append("often")
-    return (*parts, relative_contexts(window)), list(operands), results
 
 
 def _plan_key(
@@ -257,16 +248,13 @@ def _plan_key(
 
 
 def _line(
-    window: Sequence[JaxprEqn],
-    plans: Sequence[EquationPlan],
-    operands: Sequence[Any],
-    results: Sequence[Any],
-    scopes: int,
+    one: _Occurrence, window: Sequence[JaxprEqn], plans: Sequence[EquationPlan], scopes: int
 ) -> Line | None:
-    if not results or any(needs_float64(eqn) for eqn in window):
+    """Returns a line of an occurrence; None where it must be flat."""
+    if not one.results or any(needs_float64(eqn) for eqn in window):
         return None
-    numbers = {v: i for i, v in enumerate(operands)}
-    casts: dict[tuple[int, Any], None] = {}
+    numbers = {v: i for i, v in enumerate(one.operands)}
+    casts: set[tuple[int, Any]] = set()
     by_copies: set[int] = set()
     for eqn, plan in zip(window, plans, strict=True):
         replicates = plan.action.replicates if isinstance(plan.action, Bind) else ()
@@ -277,9 +265,10 @@ def _line(
             if is_whole or k in replicates:
                 by_copies.add(numbers[v])
             if dtype is not None:
-                casts[numbers[v], dtype] = None
+                casts.add((numbers[v], dtype))
     eqns = [within_scopes(eqn, eqn.source_info.name_stack.stack[scopes:]) for eqn in window]
-    return Line(Body((), operands, results, eqns), plans, tuple(casts), frozenset(by_copies))
+    operands, results = one.operands, one.results
+    return Line((), operands, results, eqns, plans, casts, by_copies, one.used_later)
 
 
 # --- emission -----------------------------------------------------------------------------------
@@ -311,48 +300,43 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
     Returns:
         Its results, as `Value`.
     """
-    if not _is_traceable(line, operands):
-        return run(line, operands)
+    for i, value in enumerate(operands):
+        is_cast = i in line.by_copies or any(i == k for k, _ in line.casts)
+        # The copies of an array that is known now are made now.
+        is_known = is_cast and not isinstance(value.array, Tracer)
+        if is_known or value.tag is not None or (value.move and i in line.by_copies):
+            return run(line, operands)
     for i, dtype in line.casts:
         # A moved source makes its copies where it was moved.
         if operands[i].move:
             operands[i].copy(dtype)
-    held = [(value, tuple(value.copies)) for value in operands]
-    arrays = [x for value, keys in held for x in (value.array, *[value.copies[k] for k in keys])]
+    copies = [
+        [k for k in v.copies if i in line.by_copies or v.meets_in_float32 or (i, k) in line.casts]
+        for i, v in enumerate(operands)
+    ]
+    held = list(zip(operands, copies, strict=True))
+    arrays = [x for v, keys in held for x in (v.array, *[v.copies[k] for k in keys])]
     types = tuple(map(jax.typeof, arrays))
-    kinds = [(v.source, v.known, id(v.const_range), v.meets_in_float32, keys) for v, keys in held]
+    kinds = [(v.source, v.known, id(v.const_range), v.meets_in_float32, *keys) for v, keys in held]
     key = (line, types, *kinds)
     if key not in memo:
-        memo[key] = _traced(line, operands, types, run)
-    traced = memo[key]
-    found = traced.call(*arrays)
-    for i, k, position in traced.copies:
+        memo[key] = _traced(line, held, types, run)
+    found = memo[key].call(*arrays)
+    for i, k, position in memo[key].copies:
         operands[i].copies[k] = found[position]
-    return [_with_arrays(value, found) for value in traced.results]
+    return [_with_arrays(value, found) for value in memo[key].results]
 
 
-def _is_traceable(line: Line, operands: Sequence[Any]) -> bool:
-    cast = {i for i, _ in line.casts} | line.by_copies
-    return all(
-        isinstance(value, Value)
-        and value.tag is None
-        # The copies of an array that is known now are made now.
-        and (isinstance(value.array, Tracer) or i not in cast)
-        and not (value.move and i in line.by_copies)
-        for i, value in enumerate(operands)
-    )
-
-
-def _traced(line: Line, operands: Sequence[Any], types: Sequence[Any], run: Run) -> _Traced:
+def _traced(line: Line, held: Sequence[Any], types: Sequence[Any], run: Run) -> _Traced:
     results: list[Value] = []
     copies: list[tuple[int, Any, int]] = []
 
     def function(*xs: Any) -> list[Any]:
         arrays = iter(xs)
         given = []
-        for value in operands:
+        for value, keys in held:
             given.append(dataclasses.replace(value, array=next(arrays), move=None))
-            given[-1].copies.update((k, next(arrays)) for k in value.copies)
+            given[-1].copies.update((k, next(arrays)) for k in keys)
         made: dict[int, tuple[int, Any]] = {}
 
         def position(x: Any) -> int:
@@ -361,8 +345,8 @@ def _traced(line: Line, operands: Sequence[Any], types: Sequence[Any], run: Run)
         for value in run(line, given):
             results.append(dataclasses.replace(value, array=position(value.array)))
             results[-1].copies.update((k, position(x)) for k, x in value.copies.items())
-        for i, (value, before) in enumerate(zip(given, operands, strict=True)):
-            new = [(k, x) for k, x in value.copies.items() if k not in before.copies]
+        for i in line.used_later:
+            new = [(k, x) for k, x in given[i].copies.items() if k not in held[i][1]]
             copies.extend((i, k, position(x)) for k, x in new)
         return [x for _, x in made.values()]
 

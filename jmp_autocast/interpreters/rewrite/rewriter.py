@@ -191,7 +191,7 @@ class Rewriter(KeepsValues):
             return evaluate(jaxpr, held, given, lambda v: Scalar(literal_value(v)), step)
 
         def run_line(line: Line, operands: Sequence[Any]) -> list[Value]:
-            return run(line.body, line.plans, (), operands)
+            return run(line, line.plans, (), operands)
 
         return run(jaxpr, steps, held, given)
 
