@@ -17,7 +17,7 @@ import numpy as np
 
 from jmp_autocast import Policy, autocast, keep_less
 from tests.corpus.jaxpr_text import jaxpr_text
-from tests.support.jaxprs import find
+from tests.support.jaxprs import find, flat_emission
 
 from .between_products import computed_low_without_a_product, replayed
 from .comparison import Bound, Unsupported, as_numbers, compile_quickly, interpreted, run_as_traced
@@ -521,6 +521,24 @@ def history(case: Case) -> None:
                 raise Broken(f"history: in threads\n{text}\n--- and ---\n{found}")
 
 
+def repeats(case: Case) -> None:
+    """Lines that recur are emitted as if each equation was bound by itself."""
+
+    def program(*args: Any) -> Any:
+        return [case.plain(*args) for _ in range(7)]
+
+    with _of_plain("repeats"):
+        trace(program, *case.args)
+    cast = lambda: trace(autocast(program, **case.setting.options()), *case.args)
+    outlined = cast()
+    with flat_emission():
+        flat = cast()
+    _same_text(flat, outlined, "repeats")
+    stacks = [[str(e.source_info.name_stack) for e in t.jaxpr.eqns] for t in (flat, outlined)]
+    if stacks[0] != stacks[1]:
+        raise Broken(f"repeats: names {stacks[0]}, then {stacks[1]}")
+
+
 PROPERTIES: dict[str, Callable[[Case], None]] = {
     "types": types,
     "values": values,
@@ -537,6 +555,7 @@ PROPERTIES: dict[str, Callable[[Case], None]] = {
     "without_jit": without_jit,
     "calls": calls,
     "history": history,
+    "repeats": repeats,
 }
 
 # How many of the programs each is checked on: what compiles or traces a lot is rarer.
@@ -556,6 +575,7 @@ SHARES = {
     "without_jit": 0.03,
     "calls": 0.3,
     "history": 0.1,
+    "repeats": 0.1,
 }
 
 

@@ -37,6 +37,7 @@ SHARES = {
     "without_jit": 0.02,
     "calls": 0.1,
     "history": 0.02,
+    "repeats": 0.05,
 }
 
 
@@ -133,6 +134,7 @@ BROKEN = {
     "without_jit": around(lambda args, x: x if isinstance(x, Tracer) else x * 1.1),
     "calls": wrong_of_calls,
     "history": wrong_every_third_time,
+    "repeats": around(lambda args, x: x + 1e-9 * next(turns)),
 }
 
 

@@ -1,10 +1,20 @@
 """Reading jaxprs: every equation of a program, inside everything, and the dtypes of its dots."""
 
+from unittest import mock
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from jmp_autocast.interpreters.rewrite import rewriter
+
 DOTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
+
+
+def flat_emission():
+    """A context in which each equation is bound by itself, however often its line recurs."""
+    flat = lambda plan, *_: (plan.jaxpr, plan.equations)
+    return mock.patch.object(rewriter, "repeated_lines", flat)
 
 
 def open_jaxpr(jaxpr):

@@ -10,7 +10,7 @@ import functools
 import linecache
 import math
 import pathlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 import jax
@@ -192,6 +192,34 @@ def inlined(function: Callable, static_argnames: Sequence[str] = ()) -> Callable
     return jax.jit(function, static_argnames=static_argnames, inline=_INLINE)
 
 
+def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list[Any]]:
+    """Traces a function once; calls of what is returned leave the equations of its jaxpr.
+
+    Args:
+        function: A function of arrays, which returns a list of arrays.
+        types: The types of the arrays.
+    """
+    closed = fresh_make_jaxpr(function, *types)
+    primitive, of_one = _inlined_call(trace_context())
+    params = {**of_one, "jaxpr": closed}
+    body = body_of(closed)
+    sizes = {"in_": len(body.invars), "donated": len(body.invars), "out_": len(body.outvars)}
+    for prefix, size in sizes.items():
+        params |= {k: v * size for k, v in params.items() if k.startswith(prefix)}
+    return lambda *arrays: bind(primitive, arrays, params)
+
+
+@functools.lru_cache(maxsize=16)
+def _inlined_call(context: Hashable) -> tuple[Any, dict[str, Any]]:
+    """Returns the primitive and the parameters of a ``jit`` of one array that is inlined."""
+
+    def repeated_line(x: Any) -> Any:
+        return -x
+
+    (eqn,) = body_of(fresh_make_jaxpr(jax.jit(repeated_line), np.float32(0))).eqns
+    return eqn.primitive, {**eqn.params, "inline": _INLINE}
+
+
 # JAX 0.11 made ``inline`` an enum, in which True means inlining at lowering time.
 _INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
@@ -207,9 +235,17 @@ def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
     stack = whole_name_stack(eqn) if stack is None else stack
     user = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
     # The context of an equation does not hold `jax.enable_x64`, but its types do.
-    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    with user, eqn.ctx.manager, float64_for(avals):
+    with user, eqn.ctx.manager, float64_for(_avals(eqn)):
         yield
+
+
+def needs_float64(eqn: JaxprEqn) -> bool:
+    """Returns whether an equation was traced with 64-bit types that JAX does not make now."""
+    return not isinstance(float64_for(_avals(eqn)), contextlib.nullcontext)
+
+
+def _avals(eqn: JaxprEqn) -> list[Any]:
+    return [v.aval for v in (*eqn.invars, *eqn.outvars)]
 
 
 @contextlib.contextmanager
@@ -274,6 +310,36 @@ def name_scope(entries: Sequence[Any]) -> Any:
 def source_line(eqn: JaxprEqn) -> str:
     """Returns the user's source line of an equation."""
     return source_info_util.summarize(eqn.source_info)
+
+
+def source_file_and_line(eqn: JaxprEqn) -> str:
+    """Returns the file and the line of an equation in the user's program, without the column."""
+    return ":".join(source_line(eqn).rsplit(" (", 1)[0].split(":")[:2])
+
+
+def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
+    """Returns the entries with which the name stacks of all equations begin."""
+    first, *others = [eqn.source_info.name_stack.stack for eqn in eqns]
+    for stack in others:
+        if stack != first:
+            same = [a == b for a, b in zip(first, stack, strict=False)]
+            first = first[: [*same, False].index(False)]
+    return first
+
+
+def relative_contexts(eqns: Sequence[JaxprEqn]) -> Hashable:
+    """Returns the settings and names that equations have beside those that all of them have."""
+    first, size = eqns[0], len(common_scopes(eqns))
+    found = [(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns]
+    return first.ctx if found == [(first.ctx, ())] * len(found) else tuple(found)
+
+
+def within_scopes(eqn: JaxprEqn, entries: Sequence[Any]) -> Any:
+    """Returns an equation with another name stack."""
+    info = eqn.source_info
+    stack = source_info_util.NameStack(tuple(entries))
+    same = info.name_stack.stack == stack.stack
+    return eqn if same else eqn.replace(source_info=info.replace(name_stack=stack))
 
 
 def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[str, Any]:

@@ -92,6 +92,12 @@ class Demand(enum.Flag):
     LOW = enum.auto()
     FULL = enum.auto()
 
+    def __or__(self, other: Demand) -> Demand:
+        return _DEMANDS[self._value_ | other._value_]
+
+    def __and__(self, other: Demand) -> Demand:
+        return _DEMANDS[self._value_ & other._value_]
+
     @classmethod
     def of(cls, dtype: np.dtype | None) -> Demand:
         """Returns how a value is read in a dtype, None for what is no float.
@@ -102,6 +108,10 @@ class Demand(enum.Flag):
         if dtype is None:
             return cls.NONE
         return cls.LOW if is_16_bit(dtype) else cls.FULL
+
+
+# Looked up, and not computed as `enum` does.
+_DEMANDS = tuple(map(Demand, range(4)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

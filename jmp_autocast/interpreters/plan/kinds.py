@@ -40,10 +40,11 @@ def kind_of(jaxpr: AnyJaxpr) -> Hashable:
 
 
 def _atoms(atoms: Any, numbers: dict[Any, int]) -> list[Hashable]:
-    return [_literal(v) if isinstance(v, Literal) else numbers[v] for v in atoms]
+    return [literal_key(v) if isinstance(v, Literal) else numbers[v] for v in atoms]
 
 
-def _literal(literal: Literal) -> Hashable:
+def literal_key(literal: Literal) -> Hashable:
+    """Returns the value and the type of a literal as a key."""
     # To Python 1, 1.0 and True are one key.
     value = literal.val
     known = value.tobytes() if isinstance(value, np.generic | np.ndarray) else repr(value)

@@ -23,7 +23,7 @@ from .equation import plan_equation
 from .float_dtypes import float_dtype
 from .kinds import kind_of
 from .marks import Memo
-from .needs import OF_PRODUCTS, Need, promoted_by_rules
+from .needs import promoted_by_rules
 from .rooms import products_of
 from .rounded_streams import rounded_stream
 from .structural import plan_structural, planning_rule
@@ -177,27 +177,18 @@ class Planner:
         return self.regions.at(path, eqn)
 
     def plan_at(self, at: Place) -> EquationPlan:
-        """Plans an equation where it stands, with what follows from where it stands."""
-        return rounded_stream(at, self._plan_equation(at))
-
-    def _plan_equation(self, at: Place) -> EquationPlan:
-        rule = planning_rule(at.name)
-        if rule is not None:
-            self.has_rules |= has_rule(at.eqn)
-            return plan_structural(rule, self, at)
-        # A rule function may look at the source line, and a range costs a pass over its array.
-        has_range = any([state.const_range is not None for state in at.given])
-        is_alone = self._rule_functions or (at.region.product and at.name in CONTRACTIONS)
-        if at.wants or is_alone or has_range:
-            return plan_equation(at)
-        return self._shared_plan(at)
-
-    def _shared_plan(self, at: Place) -> EquationPlan:
-        """Plans an equation of which nothing is asked; those that look alike share one plan.
+        """Plans an equation where it stands; those that look alike share one plan.
 
         A program of many equations has few kinds of them. With a plan each, planning took time that
         grew faster than the program: Python's garbage collector visited the plans again and again.
         """
+        if (rule := planning_rule(at.name)) is not None:
+            self.has_rules |= has_rule(at.eqn)
+            return rounded_stream(at, plan_structural(rule, self, at))
+        # A rule function may look at the source line, and a range costs a pass over its array.
+        has_range = any([state.const_range is not None for state in at.given])
+        if self._rule_functions or has_range or (at.region.product and at.name in CONTRACTIONS):
+            return rounded_stream(at, plan_equation(at))
         eqn, region = at.eqn, at.region
         # The types of the results follow from the rest: JAX caches them so, too.
         signature = (
@@ -207,10 +198,12 @@ class Planner:
             region.rule,
             region.precision,
             at.accumulates,
-            at.need & (OF_PRODUCTS | Need.LEADS),
+            at.need,
             at.name in CONTRACTIONS and is_norm(eqn),
             *at.given,
-            *[(m.fresh, m.spread, m.counted) for m in at.made],
+            *at.made,
+            *at.wants,
+            *[(want.reader, want.first_full) for want in at.wants],
             *[v.aval for v in eqn.invars],
             *eqn.params,
             *eqn.params.values(),
@@ -218,11 +211,11 @@ class Planner:
         try:
             plan = self._equations.get(signature)
         except TypeError:  # a parameter without a hash
-            return plan_equation(at)
+            return rounded_stream(at, plan_equation(at))
         if plan is None:
             # The states of the operands are part of the signature: the plan holds them, and may be
             # shared.
-            plan = self._equations[signature] = plan_equation(at)
+            plan = self._equations[signature] = rounded_stream(at, plan_equation(at))
         return plan
 
     def _const_state(self, var: Atom, value: Any) -> ValueState:

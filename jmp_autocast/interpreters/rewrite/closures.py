@@ -37,6 +37,11 @@ class ClosedOver:
         self._equations: dict[int, Any] = {}
         self._rules: dict[int, tuple[Any, Hashable]] = {}
 
+    @property
+    def holds_any(self) -> bool:
+        """Whether a rule closes over any value of the program."""
+        return bool(self._variables)
+
     def look(self, jaxpr: AnyJaxpr) -> bool:
         """Looks for rules in a jaxpr that close over values, and returns whether there are any.
 

@@ -193,7 +193,7 @@ class _Picking:
 
     def _of_rounded(self, eqn: JaxprEqn, of: EquationPlan) -> _Planned:
         """Returns an equation that reads rounded values in float32."""
-        read = _read_in(FLOAT32, eqn, of)
+        read = _read_in(FLOAT32, eqn, of) if self._rounded else []
         if self._rounded.keys().isdisjoint(read):
             return eqn, of
         given, operands, invars = list(of.given), list(of.operands), list(eqn.invars)

@@ -25,12 +25,14 @@ from ..compat import (
     consts_of,
     fresh_make_jaxpr,
     is_checked,
+    is_computed_now,
     literal_value,
     mark_frames,
     named_in_errors,
     with_dtype,
     without_nan_checks,
 )
+from ..compat.settings import jit_is_disabled
 from ..plan.copies import CopyKey, copy_aval
 from ..plan.data import (
     Bind,
@@ -64,6 +66,7 @@ from .emitted import emitted
 from .immutable import check_immutable
 from .moves import moved
 from .picked_first import picked_first
+from .repeated_lines import Line, Steps, emit_line, repeated_lines
 from .rewritten_bodies import make_innermost_first
 from .values import REPEATS, Scalar, Value, as_array, read, replication
 
@@ -162,27 +165,43 @@ class Rewriter(KeepsValues):
 
     def _evaluate(self, plan: Plan, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
         # A plan lives as long as this: another does not get its id.
-        if (key := ("picked first", id(plan))) not in self.memo:
-            self.memo[key] = picked_first(plan)
-        plan = self.memo[key]
+        is_flat = self._is_flat(given)
+        if (key := ("steps", id(plan), is_flat)) not in self.memo:
+            picked = picked_first(plan)
+            often, jaxpr, steps = read_often(picked), picked.jaxpr, picked.equations
+            if not is_flat:
+                jaxpr, steps = repeated_lines(picked, often, self.closed_over.rule_of)
+            self.memo[key] = jaxpr, steps, often
+        jaxpr, steps, often = self.memo[key]
         held = list(map(Value.of, consts, plan.consts))
-        self.closed_over.keep((*plan.jaxpr.constvars, *plan.jaxpr.invars), (*held, *given))
-        often = read_often(plan)
+        self.closed_over.keep((*jaxpr.constvars, *jaxpr.invars), (*held, *given))
 
-        def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> list[Value]:
-            results = self._labeled(eqn, plan.equations[i], operands)
-            self.closed_over.keep(eqn.outvars, results)
-            for v, value in zip(eqn.outvars, results, strict=True):
-                if v in often:
-                    value.is_read_often()
-            return results
+        def run(jaxpr: Any, steps: Steps, held: Sequence[Any], given: Sequence[Any]) -> list[Value]:
+            def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Value]:
+                equation = steps[i]
+                if isinstance(equation, Line):
+                    return emit_line(equation, operands, run_line, self.memo)
+                results = self._labeled(eqn, equation, operands)
+                self.closed_over.keep(eqn.outvars, results)
+                for v, value in zip(eqn.outvars, results, strict=True):
+                    if v in often:
+                        value.is_read_often()
+                return results
 
-        return evaluate(
-            plan.jaxpr,
-            held,
-            given,
-            lambda literal: Scalar(literal_value(literal)),
-            step,
+            return evaluate(jaxpr, held, given, lambda v: Scalar(literal_value(v)), step)
+
+        def run_line(line: Line, operands: Sequence[Any]) -> list[Value]:
+            return run(line, line.plans, (), operands)
+
+        return run(jaxpr, steps, held, given)
+
+    def _is_flat(self, given: Sequence[Value]) -> bool:
+        """Whether each equation is bound by itself: outside `jit`, or where each is looked at."""
+        is_watched = self.label or self.planned or is_checked() or self.closed_over.holds_any
+        return (
+            bool(is_watched)
+            or jit_is_disabled()
+            or all(is_computed_now(value.array) for value in given)
         )
 
     def _labeled(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:

@@ -1,0 +1,359 @@
+"""Lines of the user's program that recur with equal plans are emitted by one jaxpr each.
+
+A model of twelve layers, written out, repeats each line of a layer twelve times. Its equations are
+emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes and
+lowers once. The program has the equations of flat emission, in the same order: plans, types,
+literals, and names relative to the line, are the key of the jaxpr. It is a line and not a layer,
+because JAX gives all that it inlines the source line of the call.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import operator
+from collections import Counter
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+
+from ...policies.callables import has_hash
+from ..compat import (
+    JaxprEqn,
+    Literal,
+    Tracer,
+    common_scopes,
+    inlined_once,
+    is_ref,
+    mark_frames,
+    needs_float64,
+    relative_contexts,
+    source_file_and_line,
+    variables_in,
+    within_scopes,
+)
+from ..compat.rebuilding import with_equations
+from ..plan.data import Bind, Cast, Contract, EquationPlan, Inside, Keep, Move, Plan
+from ..plan.kinds import literal_key
+from ..primitives.structure import is_plain_call
+from .values import Value
+
+mark_frames(__file__)
+
+# A call costs as much as an equation, and its jaxpr as much as some equations.
+_LEAST = 6
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Line:
+    """A line that recurs; it has the fields of a jaxpr, with the equations of one occurrence.
+
+    Args:
+        plans: The plans of the equations.
+        casts: Pairs (operand, dtype) of the casts of operands.
+        by_copies: Operands of which copies may be made that `casts` does not name.
+        used_later: Operands that are used behind the line, too.
+    """
+
+    constvars: tuple[()]
+    invars: Sequence[Any]
+    outvars: Sequence[Any]
+    eqns: Sequence[JaxprEqn]
+    plans: Sequence[EquationPlan]
+    casts: Collection[tuple[int, Any]]
+    by_copies: Collection[int]
+    used_later: Collection[int]
+
+
+class _Occurrence(NamedTuple):
+    """Where a line stands in a program, and a key of all that its emission follows from."""
+
+    key: Hashable
+    start: int
+    stop: int
+    operands: Sequence[Any]
+    results: Sequence[Any]
+    used_later: Collection[int]
+
+
+Run = Callable[[Line, Sequence[Any]], Sequence[Any]]
+Steps = Sequence[EquationPlan | Line]
+
+
+# --- which lines recur ------------------------------------------------------------------------
+
+
+def repeated_lines(
+    plan: Plan, often: frozenset[Any], rule_of: Callable[[JaxprEqn], Hashable]
+) -> tuple[Any, Steps]:
+    """Returns a jaxpr with one equation for each occurrence of a line that recurs, and its steps.
+
+    Args:
+        plan: The plan of the jaxpr.
+        often: The variables of values that are read by views; see `read_often`.
+        rule_of: Returns the key of an equation's custom rules; see `ClosedOver.rule_of`.
+    """
+    eqns, plans = list(plan.jaxpr.eqns), plan.equations
+    # Equations that look alike share a plan.
+    of_plans = {id(p): (eqn, p) for eqn, p in zip(eqns, plans, strict=True)}
+    if len(of_plans) > 0.75 * len(plans):
+        return plan.jaxpr, plans
+    of_plans = {i: _plan_key(*of, rule_of) for i, of in of_plans.items()}
+    found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
+    counts = Counter(one.key for one in found)
+    lines: dict[Hashable, Line | None] = {}
+    steps: list[EquationPlan | Line] = list(plans)
+    for one in reversed(found):
+        key, start, stop = one[:3]
+        if (counts[key] - 1) * (stop - start - 1) < _LEAST:
+            continue
+        scopes = common_scopes(eqns[start:stop])
+        if key not in lines:
+            lines[key] = _line(one, eqns[start:stop], plans[start:stop], len(scopes))
+        if (line := lines[key]) is not None:
+            call = eqns[start].replace(invars=list(one.operands), outvars=list(one.results))
+            eqns[start:stop], steps[start:stop] = [within_scopes(call, scopes)], [line]
+    return with_equations(plan.jaxpr, eqns), steps
+
+
+def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iterator[_Occurrence]:
+    """Yields the lines of two and more equations that may be outlined.
+
+    A line that a loop repeats is one for each iteration.
+    """
+    eqns, plans = plan.jaxpr.eqns, plan.equations
+    last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
+    last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
+    # What was moved makes copies of what it was moved from, whenever it is read.
+    moved: dict[Any, int] = {}
+    places: dict[Any, str] = {}
+    of: list[str | None] = []
+    for i, (eqn, of_plan, key) in enumerate(zip(eqns, plans, keys, strict=True)):
+        traceback = eqn.source_info.traceback
+        if key is not None and traceback not in places:
+            places[traceback] = source_file_and_line(eqn)
+        of.append(None if key is None else places[traceback])
+        if isinstance(of_plan.action, Move):
+            moved.update((v, i) for v in variables_in(eqn.invars) if v not in moved)
+
+    def without_moves(start: int, stop: int) -> Iterator[tuple[int, int]]:
+        # The copies of what was moved, and is used behind the line, are made there.
+        for i in range(start, stop + 1):
+            is_move = i < stop and isinstance(plans[i].action, Move)
+            if i == stop or (is_move and any(last.get(v, -1) >= stop for v in eqns[i].outvars)):
+                if i - start > 1:
+                    yield start, i
+                start = i + 1
+
+    start = 0
+    for i in range(1, len(of) + 1):
+        if i < len(of) and of[i] == of[start]:
+            continue
+        period = _period(keys[start:i])
+        for k in range(start, i, period) if of[start] is not None else ():
+            for first, stop in without_moves(k, min(k + period, i)):
+                parts, *others = _parts(eqns[first:stop], first, stop, last, moved, often)
+                yield _Occurrence((of[start], *keys[first:stop], *parts), first, stop, *others)
+        start = i
+
+
+def _parts(
+    window: Sequence[JaxprEqn],
+    start: int,
+    stop: int,
+    last: Mapping[Any, int],
+    moved: Mapping[Any, int],
+    often: frozenset[Any],
+) -> tuple[list[Hashable], list[Any], list[Any], list[int]]:
+    """Returns the parts of an occurrence's key but for plans, its operands and its results.
+
+    And which operands are used behind it.
+    """
+    numbers: dict[Any, int] = {}
+    operands: list[Any] = []
+    results: list[Any] = []
+    used_later: list[int] = []
+    parts: list[Hashable] = [relative_contexts(window)]
+    for eqn in window:
+        for v in eqn.invars:
+            if isinstance(v, Literal):
+                parts.append(literal_key(v))
+                continue
+            if v not in numbers:
+                numbers[v] = -1 - len(operands)
+                is_used = last[v] >= stop or moved.get(v, stop) < start
+                used_later += [len(operands)] * is_used
+                operands.append(v)
+                parts.append((v.aval, is_used))
+            parts.append(numbers[v])
+        for v in eqn.outvars:
+            numbers[v] = len(numbers) - len(operands)
+            is_used = last.get(v, -1) >= stop
+            results += [v] * is_used
+            parts.append((is_used, v in often))
+    return parts, operands, results, used_later
+
+
+def _period(keys: Sequence[Any]) -> int:
+    """Returns after how many equations a line repeats, their number where it does not."""
+    latest: dict[Any, int] = {}
+    distances: Counter[int] = Counter()
+    for i, key in enumerate(keys):
+        if key in latest:
+            distances[i - latest[key]] += 1
+        latest[key] = i
+    for period, _ in distances.most_common(4):
+        same = sum(map(operator.eq, keys, keys[period:]))
+        if 1 < period <= len(keys) // 3 and same >= 0.8 * (len(keys) - period):
+            return period
+    return len(keys)
+
+
+def _plan_key(
+    eqn: JaxprEqn, plan: EquationPlan, rule_of: Callable[[JaxprEqn], Hashable]
+) -> Hashable:
+    """Returns a key of an equation and its plan but for its variables; None for no outlining."""
+    action = plan.action
+    if eqn.effects:
+        return None
+    params: Any = tuple(eqn.params.items())
+    if isinstance(action, Inside):
+        is_call = is_plain_call(eqn)
+        has_rules = eqn.primitive.name in ("custom_jvp_call", "custom_vjp_call")
+        if action.inlined or any(is_ref(v.aval) for v in eqn.invars) or not (is_call or has_rules):
+            return None
+        (inner,) = action.plans
+        of_action: Any = action.unchanged, id(inner)
+        params = eqn.params.get("name")
+        if has_rules:
+            of_inner = id(inner.equations), inner.inputs, inner.outputs, inner.output_dtypes
+            of_action, params = (action.unchanged, of_inner), rule_of(eqn)
+    elif isinstance(action, Bind):
+        of_action = tuple(action.params.items()), action.replicates
+    elif isinstance(action, Contract):
+        of_action = tuple(action.params.items()), action.of_sources
+    elif isinstance(action, Keep | Cast | Move):
+        of_action = None
+    else:
+        return None
+    if any(state.tag is not None for state in (*plan.given, *plan.results)):
+        return None
+    states = [
+        (s.dtype, s.keeps_gradient, s.known_value, s.const_range and id(s.const_range))
+        for s in plan.results
+    ]
+    avals = tuple([v.aval for v in eqn.invars])
+    key = (eqn.primitive, params, avals, type(action), of_action, plan.operands, plan.casts)
+    return (*key, *states) if has_hash(key) else None
+
+
+def _line(
+    one: _Occurrence, window: Sequence[JaxprEqn], plans: Sequence[EquationPlan], scopes: int
+) -> Line | None:
+    """Returns a line of an occurrence; None where it must be flat."""
+    if not one.results or any(needs_float64(eqn) for eqn in window):
+        return None
+    numbers = {v: i for i, v in enumerate(one.operands)}
+    casts: set[tuple[int, Any]] = set()
+    by_copies: set[int] = set()
+    for eqn, plan in zip(window, plans, strict=True):
+        replicates = plan.action.replicates if isinstance(plan.action, Bind) else ()
+        is_whole = isinstance(plan.action, Move | Inside)
+        for k, (v, dtype) in enumerate(zip(eqn.invars, plan.operands, strict=True)):
+            if isinstance(v, Literal) or v not in numbers:
+                continue
+            if is_whole or k in replicates:
+                by_copies.add(numbers[v])
+            if dtype is not None:
+                casts.add((numbers[v], dtype))
+    eqns = [within_scopes(eqn, eqn.source_info.name_stack.stack[scopes:]) for eqn in window]
+    operands, results = one.operands, one.results
+    return Line((), operands, results, eqns, plans, casts, by_copies, one.used_later)
+
+
+# --- emission -----------------------------------------------------------------------------------
+
+
+class _Traced(NamedTuple):
+    """The jaxpr of a line for operands of one kind.
+
+    Args:
+        call: Binds its equations, and returns its arrays.
+        results: Values whose arrays are positions of the arrays.
+        copies: Triples (operand, key, position) of the copies of operands that it makes.
+    """
+
+    call: Callable[..., Sequence[Any]]
+    results: Sequence[Value]
+    copies: Sequence[tuple[int, Any, int]]
+
+
+def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any]) -> Sequence[Any]:
+    """Emits one occurrence of a line.
+
+    Args:
+        line: The line.
+        operands: Its operands, as `Value`.
+        run: Emits the equations of a line one by one.
+        memo: What was traced already.
+
+    Returns:
+        Its results, as `Value`.
+    """
+    for i, value in enumerate(operands):
+        is_cast = i in line.by_copies or any(i == k for k, _ in line.casts)
+        # The copies of an array that is known now are made now.
+        is_known = is_cast and not isinstance(value.array, Tracer)
+        if is_known or value.tag is not None or (value.move and i in line.by_copies):
+            return run(line, operands)
+    for i, dtype in line.casts:
+        # A moved source makes its copies where it was moved.
+        if operands[i].move:
+            operands[i].copy(dtype)
+    copies = [
+        [k for k in v.copies if i in line.by_copies or v.meets_in_float32 or (i, k) in line.casts]
+        for i, v in enumerate(operands)
+    ]
+    held = list(zip(operands, copies, strict=True))
+    arrays = [x for v, keys in held for x in (v.array, *[v.copies[k] for k in keys])]
+    types = tuple(map(jax.typeof, arrays))
+    kinds = [(v.source, v.known, id(v.const_range), v.meets_in_float32, *keys) for v, keys in held]
+    key = (line, types, *kinds)
+    if key not in memo:
+        memo[key] = _traced(line, held, types, run)
+    found = memo[key].call(*arrays)
+    for i, k, position in memo[key].copies:
+        operands[i].copies[k] = found[position]
+    return [_with_arrays(value, found) for value in memo[key].results]
+
+
+def _traced(line: Line, held: Sequence[Any], types: Sequence[Any], run: Run) -> _Traced:
+    results: list[Value] = []
+    copies: list[tuple[int, Any, int]] = []
+
+    def function(*xs: Any) -> list[Any]:
+        arrays = iter(xs)
+        given = []
+        for value, keys in held:
+            given.append(dataclasses.replace(value, array=next(arrays), move=None))
+            given[-1].copies.update((k, next(arrays)) for k in keys)
+        made: dict[int, tuple[int, Any]] = {}
+
+        def position(x: Any) -> int:
+            return made.setdefault(id(x), (len(made), x))[0]
+
+        for value in run(line, given):
+            results.append(dataclasses.replace(value, array=position(value.array)))
+            results[-1].copies.update((k, position(x)) for k, x in value.copies.items())
+        for i in line.used_later:
+            new = [(k, x) for k, x in given[i].copies.items() if k not in held[i][1]]
+            copies.extend((i, k, position(x)) for k, x in new)
+        return [x for _, x in made.values()]
+
+    return _Traced(inlined_once(function, types), results, copies)
+
+
+def _with_arrays(value: Value, arrays: Sequence[Any]) -> Value:
+    made = dataclasses.replace(value, array=arrays[value.array])
+    made.copies.update((k, arrays[i]) for k, i in value.copies.items())
+    return made
