@@ -151,7 +151,7 @@ def _keep(
 ) -> None:
     """Writes the text of a program and all rows so far into a folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    stem = "".join(c if c.isalnum() else "_" for c in heading)[:80]
+    stem = "".join(c if c.isalnum() else "_" for c in heading)[:180]
     own = "".join(c if c.isalnum() else "_" for c in name)
     (folder / f"{stem}.{own}.hlo.txt").write_text(text)
     content = {name: as_json(row) for name, row in rows.items()}
