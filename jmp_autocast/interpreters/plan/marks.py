@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, assumed_size, aval_of, body_of
 from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
 from ..primitives.structure import STRUCTURES, Body, bodies, called, is_call
 from ..primitives.traits import BACKWARD, FOLDS, having
@@ -60,7 +60,7 @@ class Marks(NamedTuple):
         multiplied: A product made it, and nothing since.
         convolved: A convolution made it, since then only operations element by element.
         scaled: The last of those was a factor that is given: it may be small beside others.
-        spread: Smaller values are repeated in it: a bias.
+        spread: So many smaller values are repeated in it: a bias.
         given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter; 3
             for a number: a literal, or what is computed of literals alone.
         fresh: 2 where a contraction made it, since then only moved or summed; 1 where it was scaled
@@ -97,7 +97,7 @@ class Marks(NamedTuple):
     multiplied: bool = False
     convolved: bool = False
     scaled: bool = False
-    spread: bool = False
+    spread: int = 0
     given: int = 0
     fresh: int = 0
     power: int = 0
@@ -317,12 +317,14 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
             multiplied=False,
             convolved=False,
             scaled=False,
-            spread=True,
+            spread=m.spread or assumed_size(element_count(eqn.invars[0])),
             exponential=False,
         )
     if name in _ADDS_UP:
         found = Marks(squares=2) if m.power == 2 else ADDED_UP
         return found._replace(gram=min(1, m.gram), bound=m.bound)
+    if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
+        m = m._replace(spread=0)  # one of the copies
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":
@@ -394,7 +396,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         multiplied=is_mul,
         convolved=bool(large) and all([m.convolved for m in large]),
         scaled=scaled,
-        spread=passes and bool(made) and all([m.spread for m in made]),
+        spread=max([m.spread for m in made]) if passes and all([m.spread for m in made]) else 0,
         fresh=fresh,
         power=power,
         squares=_squares(eqn, made, is_given),

@@ -32,7 +32,6 @@ _MOVES = having("moves")
 _ROUNDS = having("rounds")
 _SATURATES = having("saturates")
 _SUMS = having("sums")
-_WRITES = frozenset(("scatter",))
 _NO_WISH = Want()
 
 
@@ -83,7 +82,7 @@ def _leads_to_no_product(it: Maker) -> Want | None:
 
     So does what the program declares in 16 bits.
     """
-    moves = it.name in _CONTRACTS | _MOVES | _ROUNDS | _WRITES
+    moves = it.name in _CONTRACTS | _MOVES | _ROUNDS
     is_declared = is_16_bit(aval_of(it.at.eqn.outvars[0]).dtype)
     is_promoted = it.is_low and it.plan.reason.code is ReasonCode.PROMOTE_LOW
     if is_promoted and not moves and not is_declared and not it.need & Need.LEADS:

@@ -85,8 +85,8 @@ _ROWS: dict[str, str] = {
     "tanh erf erfc": "saturates",
     "sin cos": "turns",
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
-    "scatter": "redispatch",
-    "scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
+    "scatter scatter-min scatter-max": "rounds redispatch",
+    "scatter-add scatter-sub scatter-mul": "redispatch",
     # movement of elements; what replicates them adds up their cotangents in its transpose
     "broadcast_in_dim": f"{_MOVING} repeats same fuses",
     "broadcast_to tile": _MOVING,
