@@ -54,7 +54,34 @@ CHAINED = {
     name: (added_by(step), (BRANCHES, STREAM), 0.05, relative) for name, step in CHAINS.items()
 }
 
-KINDS = {"chains": CHAINED}
+# --- products that become whole numbers --------------------------------------------------------
+
+BITS = np.sign(normal(64, 12))
+IDS = np.arange(64, dtype=np.int32) % 8
+CODES = np.float32([[5], [1001], [333], [777], [259], [263], [1025], [4001]])
+MASK = (normal(4, 600) > -1).astype(np.float32)
+
+
+def one_hot(ids):
+    return jax.nn.one_hot(ids, 8, dtype=jnp.float32)
+
+
+INDICES = {
+    "codes": (lambda b: ((b > 0).astype(b.dtype) @ 2.0 ** np.arange(12)).astype(int), BITS),
+    "cells": (lambda b: jnp.round((jnp.floor(b) + 1) @ np.float32(3 ** np.arange(12) % 997)), BITS),
+    "rows of a table": (lambda i: (one_hot(i) @ CODES).astype(int), IDS),
+    "rows of a table that is given": (lambda i, t: (one_hot(i) @ t).astype(int), IDS, CODES),
+    "positions": (lambda m: (m > 0).astype(m.dtype) @ jnp.triu(jnp.ones((600, 600))), MASK),
+    "lengths compared": (lambda m: (m > 0).astype(m.dtype) @ jnp.ones((600, 1)) > 507, MASK),
+    "counts in a window": (lambda m: jnp.convolve(m[0] > 0, jnp.ones(500), "valid"), MASK),
+    "of a rounded product": (
+        lambda m: (((m > 0) @ np.ones((600, 2), np.float32)) @ np.ones((2, 5))).astype(int),
+        MASK,
+    ),
+}
+COUNTED = {name: (fn, args, 0, differing) for name, (fn, *args) in INDICES.items()}
+
+KINDS = {"chains": CHAINED, "indices": COUNTED}
 ROWS = [
     pytest.param(*row, id=f"{kind}: {name}")
     for kind, rows in KINDS.items()
@@ -62,11 +89,12 @@ ROWS = [
 ]
 
 
+@jax.numpy_dtype_promotion("standard")
 @pytest.mark.parametrize("policy", [BF16, FP16], ids=["bfloat16", "float16"])
 @pytest.mark.parametrize(("program", "args", "bound", "measured"), ROWS)
 def test_it_is_as_near_to_float64_as_its_operands_are(program, args, bound, measured, policy):
     with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), args)
+        wide = [x.astype(np.float64) if x.dtype.kind == "f" else x for x in args]
         exact = jax.tree.map(np.asarray, program(*wide))
     for form, of in FORMS.items():
         got = jax.jit(autocast(of(program), policy))(*args)

@@ -46,8 +46,12 @@ _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
 _PICKS = having("picks")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
-    ("convolved", "spread", "given", "fresh", "largest", "fallen", "is_nan", "angle")
+    ("convolved", "spread", "given", "fresh", "largest", "fallen", "is_nan", "angle", "whole")
 )
+_SNAPS = having("snaps") | {"sign"}
+_KEEPS_WHOLE = (having("affine") | having("rounds") | having("chooses") | _ADDS_UP) - {"div"} | {
+    *("square", "integer_pow", "pow", "exp2", "cumsum")
+}
 _LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
 
 
@@ -90,6 +94,8 @@ class Marks(NamedTuple):
             none.
         angle: Integers were cast to it, or it was computed of such and of what is given, element by
             element or by an outer product: positions times frequencies.
+        whole: Numbers without a fraction: cast from integers or rounded to them, since then only
+            moved, chosen, added up and multiplied with such.
     """
 
     summed: bool = False
@@ -115,6 +121,7 @@ class Marks(NamedTuple):
     is_nan: bool = False
     same: int = 0
     angle: bool = False
+    whole: bool = False
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -129,12 +136,13 @@ SUMMED = Marks(summed=True)
 GIVEN = Marks(given=1)
 PARAMETER = Marks(given=2)
 NUMBER = Marks(given=3)
-COUNTED = Marks(counted=True, angle=True)
+WHOLE_NUMBER = Marks(given=3, whole=True)
+COUNTED = Marks(counted=True, angle=True, whole=True)
 ANGLE = Marks(angle=True)
 ADDED_UP = Marks(added_up=True)
-AT_LEAST_0 = Marks(bound=1)
+BITS = Marks(bound=1, whole=True)
 IS_NAN = Marks(is_nan=True)
-_UNMARKED = (NONE, NUMBER)
+_UNMARKED = (NONE, NUMBER, WHOLE_NUMBER)
 
 Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
@@ -170,7 +178,13 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
 
 def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
     """Returns the marks of variables and literals."""
-    return [NUMBER if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
+    return [_of_number(v) if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
+
+
+def _of_number(literal: Literal) -> Marks:
+    val = literal.val
+    is_real = isinstance(val, int | float | np.generic | np.ndarray) and np.isrealobj(val)
+    return WHOLE_NUMBER if is_real and np.all(val % 1 == 0) else NUMBER
 
 
 def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, Atom]:
@@ -304,6 +318,7 @@ def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Any, At
         bound=int(is_sum_of_squares),
         exponential=any([m.exponential for m in made[:2]]),
         angle=at_least(1, reduction_depth(eqn)) and _is_angle(eqn.invars[:2], made),
+        whole=all([m.whole for m in made[:2]]),
     )
 
 
@@ -322,7 +337,7 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
         )
     if name in _ADDS_UP:
         found = Marks(squares=2) if m.power == 2 else ADDED_UP
-        return found._replace(gram=min(1, m.gram), bound=m.bound)
+        return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
         m = m._replace(spread=0)  # one of the copies
     if name in _PICKS and m.gram:
@@ -330,9 +345,9 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
     if name == "convert_element_type":
         kind = aval_of(eqn.invars[0]).dtype
         if jnp.issubdtype(kind, jnp.bool_):
-            return AT_LEAST_0
+            return BITS
         if jnp.issubdtype(kind, jnp.integer):
-            return m._replace(angle=True)
+            return m._replace(angle=True, whole=True)
     return m if name in _REARRANGES else None
 
 
@@ -349,7 +364,7 @@ def _of_counting(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks | None:
     if name == "cumsum":
         if made[0].spread or made[0].counted:
             return COUNTED
-        return Marks(bound=made[0].bound, fallen=made[0].bound < 0)
+        return Marks(bound=made[0].bound, fallen=made[0].bound < 0, whole=made[0].whole)
     is_nan = name == "ne" and eqn.invars[0] is eqn.invars[1]
     return IS_NAN if is_nan else None
 
@@ -364,7 +379,9 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         return found
     is_mul = name == "mul"
     power = _power(eqn, made)
-    if not (power or name in BOUNDS or name in _LARGEST or any([m not in _UNMARKED for m in made])):
+    is_whole = name in _SNAPS or (name in _KEEPS_WHOLE and _are_whole(eqn.invars, made))
+    is_marked = power or is_whole or name in BOUNDS or name in _LARGEST
+    if not (is_marked or any([m not in _UNMARKED for m in made])):
         return NONE
     if len(eqn.outvars) != 1 or name in _DAMPS:
         return NONE
@@ -411,6 +428,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         exponential=is_exponential(operands),
         largest=_is_largest(name, made),
         angle=name in _OF_ELEMENTS and _is_angle(eqn.invars, made),
+        whole=is_whole,
     )
 
 
@@ -448,6 +466,12 @@ def _is_angle(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
     pairs = zip(operands, made, strict=False)
     floats = [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
     return any([m.angle for m in floats]) and all([m.angle or m.given > 0 for m in floats])
+
+
+def _are_whole(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
+    pairs = zip(operands, made, strict=True)
+    floats = [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
+    return bool(floats) and all([m.whole for m in floats])
 
 
 def _power(eqn: JaxprEqn, made: Sequence[Marks]) -> int:

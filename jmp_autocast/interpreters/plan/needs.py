@@ -47,7 +47,7 @@ class Need(enum.IntFlag):
         STEEP: A square root, which is infinitely steep at 0.
         NEAR_1: A difference from 1.
         FACTOR: A product of many steps, or of all elements.
-        SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
+        SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
         PRODUCT: A matmul or a convolution.
         LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
         CANCELS: A difference of products: digits cancel.
@@ -204,6 +204,13 @@ def _chained(at: At) -> Sequence[Any]:
 
 
 _COMPARES = frozenset(("lt", "le", "gt", "ge"))
+_SNAPS = having("snaps")
+
+
+def _snapped(at: At) -> Sequence[Any]:
+    if at.eqn.primitive.name in _SNAPS or casts_to_integer(at.eqn):
+        return at.eqn.invars
+    return at.eqn.invars if any([m.whole for m in at.made]) and len(at.made) > 1 else ()
 
 
 def _ranked(at: At) -> Sequence[Any]:
@@ -282,8 +289,8 @@ ROWS = (
     ),
     Row(
         Need.SNAP,
-        having("snaps") | {"convert_element_type", "bitcast_convert_type"},
-        lambda at: at.eqn.invars if _becomes_whole(at.eqn) else (),
+        having("snaps") | _COMPARES | {"eq", "ne", "convert_element_type", "bitcast_convert_type"},
+        _snapped,
         _CHEAP,
         "position 999 is 1,000 in bfloat16: 56 % of the indices of a grid were wrong",
         _ALL,
@@ -363,13 +370,6 @@ ROWS = (
         "a product of its elements",
     ),
 )
-
-_SNAPS = having("snaps")
-
-
-def _becomes_whole(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in _SNAPS or casts_to_integer(eqn)
-
 
 _ASKED: dict[str, list[Row]] = {}
 _THROUGH: dict[str, Need] = {}

@@ -23,7 +23,7 @@ from .equation import plan_equation
 from .float_dtypes import float_dtype
 from .kinds import kind_of
 from .marks import Memo
-from .needs import OF_PRODUCTS
+from .needs import OF_PRODUCTS, Need
 from .rooms import products_of
 from .rounded_streams import rounded_stream
 from .structural import plan_structural, planning_rule
@@ -207,10 +207,10 @@ class Planner:
             region.rule,
             region.precision,
             at.accumulates,
-            at.need & OF_PRODUCTS,
+            at.need & (OF_PRODUCTS | Need.SNAP),
             at.name in CONTRACTIONS and is_norm(eqn),
             *at.given,
-            *[(m.fresh, m.spread, m.counted) for m in at.made],
+            *[(m.fresh, m.spread, m.counted, m.whole) for m in at.made],
             *[v.aval for v in eqn.invars],
             *eqn.params,
             *eqn.params.values(),
