@@ -37,6 +37,7 @@ _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
 _REARRANGES = having("moves") | {"convert_element_type"}
 _CONTRACTS = having("contracts")
+_SATURATES = having("saturates")
 _DAMPS = having("damps")  # the result is no longer made element by element
 _KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
 _JOINS = having("joins")
@@ -46,7 +47,9 @@ _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
 _PICKS = having("picks")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
-    ("convolved", "spread", "given", "fresh", "largest", "fallen", "is_nan", "angle", "whole")
+    """
+    convolved spread given fresh largest fallen is_nan angle whole saturated
+    """.split()
 )
 _SNAPS = having("snaps") | {"sign"}
 _KEEPS_WHOLE = (having("affine") | having("rounds") | having("chooses") | _ADDS_UP) - {"div"} | {
@@ -122,6 +125,7 @@ class Marks(NamedTuple):
     same: int = 0
     angle: bool = False
     whole: bool = False
+    saturated: bool = False
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -380,11 +384,12 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     is_mul = name == "mul"
     power = _power(eqn, made)
     is_whole = name in _SNAPS or (name in _KEEPS_WHOLE and _are_whole(eqn.invars, made))
-    is_marked = power or is_whole or name in BOUNDS or name in _LARGEST
+    saturates = name in _SATURATES
+    is_marked = power or is_whole or saturates or name in BOUNDS or name in _LARGEST
     if not (is_marked or any([m not in _UNMARKED for m in made])):
         return NONE
     if len(eqn.outvars) != 1 or name in _DAMPS:
-        return NONE
+        return Marks(saturated=saturates)
     at = full_size(eqn, made)
     large = [made[i] for i in at]
     small = [i for i in range(len(made)) if i not in at]
@@ -429,6 +434,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         largest=_is_largest(name, made),
         angle=name in _OF_ELEMENTS and _is_angle(eqn.invars, made),
         whole=is_whole,
+        saturated=saturates,
     )
 
 

@@ -106,6 +106,7 @@ _DECOMPOSES = frozenset(
     tridiagonal tridiagonal_solve custom_linear_solve
     """.split()
 )
+_EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min".split())
 _RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
 
 
@@ -214,6 +215,9 @@ def _snapped(at: At) -> Sequence[Any]:
 
 
 def _ranked(at: At) -> Sequence[Any]:
+    if at.eqn.primitive.name in _EXTREMES:
+        # Whose gradient goes to an element: near 1 many tanh are one number in 16 bits.
+        return at.eqn.invars if at.made[0].saturated else ()
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
     # A threshold is no rank.
@@ -353,7 +357,7 @@ ROWS = (
     ),
     Row(
         Need.RANKED,
-        _RANKS | _COMPARES,
+        _RANKS | _COMPARES | _EXTREMES,
         _ranked,
         _CHEAP,
         "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices",
