@@ -14,7 +14,7 @@ from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast
 
-from .test_kinds_of_harm import differing, normal, relative
+from .test_kinds_of_harm import conv, differing, normal, relative
 
 pytestmark = pytest.mark.usefixtures("jit_caches")
 
@@ -105,7 +105,50 @@ SUMS = {
 }
 ADDED = {name: (loss(fn), (WEIGHTS, EXAMPLES), 0.1, relative) for name, fn in SUMS.items()}
 
-KINDS = {"chains": CHAINED, "indices": COUNTED, "gradients": ADDED}
+# --- variances ----------------------------------------------------------------------------------
+
+WIDTH = 32
+BUMP = np.exp(-np.square(np.arange(-3, 4) / 1.5) / 2)
+BUMP = (BUMP / BUMP.sum()).astype(np.float32)
+BANDS = np.stack([np.pad(BUMP, (i, WIDTH - 7 - i)) for i in range(WIDTH - 6)])
+PICTURE = 0.6 + 0.25 * np.sin(np.linspace(0, 9, WIDTH))[:, None] * np.ones(WIDTH)
+PICTURE = (PICTURE + 0.02 * normal(WIDTH, WIDTH)).astype(np.float32)[None, :, :, None]
+NEAR = (normal(WIDTH, WIDTH) > 0).astype(np.float32)
+
+
+def computed_window():
+    bump = jnp.exp(-jnp.square(jnp.arange(-3.0, 4.0) / 1.5) / 2)
+    return bump / bump.sum()
+
+
+MEANS = {
+    "windows of rows and columns": lambda x: conv(
+        conv(x, BUMP[:, None, None, None]), BUMP[None, :, None, None]
+    ),
+    "two band matrices": lambda x: BANDS @ x[0, :, :, 0] @ BANDS.T,
+    "a sum by a number": lambda x: conv(x, np.ones((5, 5, 1, 1))) / 25,
+    "a sum by a count": lambda x: (
+        conv(x, np.ones((5, 5, 1, 1))) / conv(jnp.ones_like(x), np.ones((5, 5, 1, 1)))
+    ),
+    "windows that are computed": lambda x: conv(
+        conv(x, computed_window()[:, None, None, None]), computed_window()[None, :, None, None]
+    ),
+}
+
+
+def variance_by(mean):
+    return lambda x: mean(x * x) - jnp.square(mean(x))
+
+
+def of_neighbors(x, a):
+    h, degree = 10 * x[0, :, :, 0], a.sum(1, keepdims=True)
+    return a @ jnp.square(h) / degree - (a @ h / degree) ** 2
+
+
+EXPANDED = {name: (variance_by(mean), (PICTURE,), 1e-3, relative) for name, mean in MEANS.items()}
+EXPANDED["of neighbors"] = of_neighbors, (PICTURE, NEAR), 1e-3, relative
+
+KINDS = {"variances": EXPANDED, "chains": CHAINED, "indices": COUNTED, "gradients": ADDED}
 DERIVED = {"gradients"}
 ROWS = [
     pytest.param(jax.grad if kind in DERIVED else lambda fn: fn, *row, id=f"{kind}: {name}")

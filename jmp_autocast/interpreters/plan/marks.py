@@ -48,7 +48,8 @@ _PICKS = having("picks")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
     """
-    convolved spread given fresh largest fallen is_nan angle whole saturated
+    convolved spread given fresh largest fallen is_nan angle whole saturated fixed
+    averaged
     """.split()
 )
 _SNAPS = having("snaps") | {"sign"}
@@ -126,6 +127,8 @@ class Marks(NamedTuple):
     angle: bool = False
     whole: bool = False
     saturated: bool = False
+    fixed: bool = False
+    averaged: int = 0
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -139,8 +142,9 @@ NONE = Marks()
 SUMMED = Marks(summed=True)
 GIVEN = Marks(given=1)
 PARAMETER = Marks(given=2)
-NUMBER = Marks(given=3)
-WHOLE_NUMBER = Marks(given=3, whole=True)
+CONSTANT = Marks(given=1, fixed=True)
+NUMBER = Marks(given=3, fixed=True)
+WHOLE_NUMBER = Marks(given=3, whole=True, fixed=True)
 COUNTED = Marks(counted=True, angle=True, whole=True)
 ANGLE = Marks(angle=True)
 ADDED_UP = Marks(added_up=True)
@@ -166,7 +170,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     moved = moved_in(jaxpr, inputs, memo)
     alone = [m._replace(same=0) for m in inputs]
     marks = {v: m for v, m in zip(jaxpr.invars, alone, strict=True) if m != NONE}
-    marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
+    marks.update(dict.fromkeys(jaxpr.constvars, CONSTANT))
     for eqn in jaxpr.eqns:
         made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
@@ -175,6 +179,8 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
             found = [_of_contraction(eqn, made, moved)]
         else:
             found = [_of_result(eqn, made)] * len(eqn.outvars)
+        if all([m.fixed for m in made]):
+            found = [m._replace(fixed=True) for m in found]
         marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
     memo[key] = marks
     return marks
@@ -317,12 +323,13 @@ def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Any, At
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
         squares=2 if is_sum_of_squares else 0,
-        sums_powers=any([m.power for m in made[:2]]),
+        sums_powers=any([m.power or m.sums_powers for m in made[:2]]),
         gram=2 if is_gram else 0,
         bound=int(is_sum_of_squares),
         exponential=any([m.exponential for m in made[:2]]),
         angle=at_least(1, reduction_depth(eqn)) and _is_angle(eqn.invars[:2], made),
         whole=all([m.whole for m in made[:2]]),
+        averaged=2 if any([m.fixed for m in made[:2]]) else 1,
     )
 
 
@@ -407,6 +414,9 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     scales = name in ("mul", "div") and any(is_given)
     if scales:
         fresh = min(1, max([m.fresh for m in made]))
+    # Also a divisor that is computed, such as a count or a degree, leaves an average.
+    scaled_alone = made[:1] if name == "div" else made if scales else []
+    kept = made if name in _JOINS else scaled_alone
     signs = [
         _sign(v) if isinstance(v, Literal) else m.bound
         for v, m in zip(eqn.invars, made, strict=True)
@@ -422,8 +432,9 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         fresh=fresh,
         power=power,
         squares=_squares(eqn, made, is_given),
-        sums_powers=name in _JOINS and any([m.sums_powers for m in made]),
-        crosses=name not in _JOINS and bool(power) and all([m.fresh for m in made]),
+        sums_powers=any([m.sums_powers for m in kept]),
+        crosses=any([m.crosses for m in scaled_alone])
+        or (name not in _JOINS and bool(power) and all([m.fresh or m.averaged for m in made])),
         added_up=scales and any([m.added_up for m in made]),
         of_sums=(is_mul and all([m.added_up for m in made]))
         or (scales and any([m.of_sums for m in made])),
@@ -435,6 +446,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         angle=name in _OF_ELEMENTS and _is_angle(eqn.invars, made),
         whole=is_whole,
         saturated=saturates,
+        averaged=max([m.averaged for m in kept], default=0),
     )
 
 

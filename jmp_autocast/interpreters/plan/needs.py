@@ -178,9 +178,12 @@ def _neighbors(at: At) -> Sequence[Any]:
 def _expanded(at: At) -> Sequence[Any]:
     name, (a, *more) = at.eqn.primitive.name, at.made
     if name in _CONTRACTS:
-        # The mean of squares: rounded before it is summed, it is no longer that of the mean's.
-        powers = zip(at.eqn.invars[:2], at.made, strict=False)
-        return [v for v, m in powers if m.power] if at.need & Need.EXPANDED else ()
+        # The mean of squares: rounded before it is summed, it is no longer that of the mean's. So
+        # is an average that is averaged again, along another axis.
+        if not at.need & Need.EXPANDED:
+            return ()
+        pairs = zip(at.eqn.invars[:2], at.made, strict=False)
+        return [v for v, m in pairs if m.power or m.averaged == 2]
     # `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` by convolutions, by products or of a batch.
     meets_squares = any([m.squares == 2 for m in at.made])
     if name == "sub":
