@@ -148,7 +148,67 @@ def of_neighbors(x, a):
 EXPANDED = {name: (variance_by(mean), (PICTURE,), 1e-3, relative) for name, mean in MEANS.items()}
 EXPANDED["of neighbors"] = of_neighbors, (PICTURE, NEAR), 1e-3, relative
 
-KINDS = {"variances": EXPANDED, "chains": CHAINED, "indices": COUNTED, "gradients": ADDED}
+# --- less its average, less its update by rank one ----------------------------------------------
+
+SMOOTH = 0.5 + 0.3 * np.sin(np.linspace(0, 3, WIDTH))[:, None] * np.cos(np.linspace(0, 2, WIDTH))
+SMOOTH = SMOOTH.astype(np.float32)[None, :, :, None]
+BLUR = np.outer(BUMP, BUMP)[:, :, None, None]
+NARROW = BLUR**2 / (BLUR**2).sum()
+AVERAGES = np.full((WIDTH, WIDTH), 1 / WIDTH, np.float32)
+INNER = np.s_[:, 3:-3, 3:-3]
+
+
+def resized(x, size):
+    return jax.image.resize(x, (1, size, size, 1), "linear")
+
+
+def edges(x):
+    y = conv(x, BLUR)
+    return jnp.diff(y, axis=1), jnp.diff(y, axis=2)
+
+
+DIFFERENCES = {
+    "blur": lambda x: x[INNER] - conv(x, BLUR),
+    "two blurs": lambda x: conv(x, NARROW) - jax.jit(conv)(x, BLUR),
+    "windows": lambda x: x[INNER] - MEANS["windows of rows and columns"](x),
+    "computed": lambda x: x[INNER] - MEANS["windows that are computed"](x),
+    "matrix": lambda x: x[0, :, :, 0] - AVERAGES @ x[0, :, :, 0],
+    "level of a pyramid": lambda x: x - resized(resized(x, WIDTH // 2), WIDTH),
+    "edges of an average": edges,
+}
+DIFFERENCES = {name: (fn, (SMOOTH,), 0.01, relative) for name, fn in DIFFERENCES.items()}
+
+SIGNAL = np.convolve(np.sign(normal(40)), np.ones(3), "same")
+SIGNAL = np.lib.stride_tricks.sliding_window_view(SIGNAL, 8).astype(np.float32)
+
+
+def updated(step):
+    """What is left of a covariance after one measurement at a time, along all of them."""
+
+    def run(x):
+        p = lax.scan(lambda p, a: (step(p, a), None), 10 * jnp.eye(8, dtype=x.dtype), x)[0]
+        return jnp.diag(p)
+
+    return run
+
+
+UPDATES = {
+    "outer product": lambda p, a: p - jnp.outer(p @ a, a @ p) / (1 + a @ p @ a),
+    "gain": lambda p, a: p - jnp.outer((p @ a) / (1 + a @ p @ a), a @ p),
+    "square": lambda p, a: (lambda v: p - jnp.outer(v, v) * (1 / (1 + jnp.dot(a, v))))(p @ a),
+    "columns": lambda p, a: p - (p @ a[:, None]) @ (a[None] @ p) / (1 + a[None] @ p @ a[:, None]),
+    "einsum": lambda p, a: p - jnp.einsum("i,j->ij", p @ a, a @ p) / (1 + a @ p @ a),
+}
+UPDATED = {name: (updated(fn), (SIGNAL,), 1e-3, relative) for name, fn in UPDATES.items()}
+
+KINDS = {
+    "differences": DIFFERENCES,
+    "updates": UPDATED,
+    "variances": EXPANDED,
+    "chains": CHAINED,
+    "indices": COUNTED,
+    "gradients": ADDED,
+}
 DERIVED = {"gradients"}
 ROWS = [
     pytest.param(jax.grad if kind in DERIVED else lambda fn: fn, *row, id=f"{kind}: {name}")

@@ -18,12 +18,14 @@ from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
     exponent,
+    free_dimensions,
     reduction_depth,
     subtracted_from_one,
     takes_every_other,
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
+from .images import Images, cancelled, images_in
 from .marks import (
     MOST_FACTORS,
     Marks,
@@ -36,7 +38,7 @@ from .marks import (
     moved_in,
     of,
 )
-from .symbolic_sizes import at_least
+from .symbolic_sizes import at_least, element_count
 
 
 class Need(enum.IntFlag):
@@ -119,6 +121,7 @@ class At(NamedTuple):
         need: What its results are needed for.
         origins: Of which array a variable holds every other element.
         moved: As `moved_in` returns it.
+        images: As `images_in` returns them.
     """
 
     eqn: JaxprEqn
@@ -126,6 +129,7 @@ class At(NamedTuple):
     need: Need
     origins: Mapping[Var, Atom]
     moved: Mapping[Any, Atom]
+    images: Images
 
 
 def _poles(at: At) -> Sequence[Any]:
@@ -179,9 +183,11 @@ def _expanded(at: At) -> Sequence[Any]:
     name, (a, *more) = at.eqn.primitive.name, at.made
     if name in _CONTRACTS:
         # The mean of squares: rounded before it is summed, it is no longer that of the mean's. So
-        # is an average that is averaged again, along another axis.
+        # is an average that is averaged again, along another axis, and `(a @ p) @ a`.
         if not at.need & Need.EXPANDED:
             return ()
+        if cannot_pay(at.eqn) or _is_inner(at.eqn):
+            return at.eqn.invars[:2]
         pairs = zip(at.eqn.invars[:2], at.made, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
     # `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` by convolutions, by products or of a batch.
@@ -192,7 +198,14 @@ def _expanded(at: At) -> Sequence[Any]:
         meets_squares |= bool((a.fresh and b.of_sums) or (b.fresh and a.of_sums))
     # The squares of a Gram matrix are its diagonal: `d[:, None] + d - 2 * gram`.
     meets_squares |= len(at.made) == 2 and {m.gram for m in at.made} == {1, 2}
-    return at.eqn.invars if meets_squares else ()
+    if meets_squares:
+        return at.eqn.invars
+    return cancelled(at.eqn, at.made, at.images) if name == "sub" else ()
+
+
+def _is_inner(eqn: JaxprEqn) -> bool:
+    """Whether a contraction is an inner product of vectors."""
+    return free_dimensions(eqn) == (0, 0) or at_least(1, element_count(eqn.outvars[0]))
 
 
 def _chained(at: At) -> Sequence[Any]:
@@ -411,7 +424,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
     origins = {e.outvars[0]: e.invars[0] for e in jaxpr.eqns if takes_every_other(e)}
-    moved = moved_in(jaxpr, inputs, memo)
+    moved, images = moved_in(jaxpr, inputs, memo), images_in(jaxpr, inputs, memo)
     needs: dict[Any, Need] = {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
@@ -440,7 +453,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(eqn.invars, passed)
         if name not in _SUMS | _MOVES:
             add(eqn.invars, Need.BEYOND_SUMS)
-        at = At(eqn, of(marks, eqn.invars), of_results, origins, moved)
+        at = At(eqn, of(marks, eqn.invars), of_results, origins, moved, images)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)
     memo[key] = needs
