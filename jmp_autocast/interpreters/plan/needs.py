@@ -225,9 +225,9 @@ _SNAPS = having("snaps")
 
 
 def _snapped(at: At) -> Sequence[Any]:
-    if at.eqn.primitive.name in _SNAPS or casts_to_integer(at.eqn):
-        return at.eqn.invars
-    return at.eqn.invars if any([m.whole for m in at.made]) and len(at.made) > 1 else ()
+    snaps = at.eqn.primitive.name in _SNAPS or casts_to_integer(at.eqn)
+    compares_whole = len(at.made) == 2 and all([m.whole for m in at.made])
+    return at.eqn.invars if snaps or compares_whole else ()
 
 
 def _ranked(at: At) -> Sequence[Any]:
