@@ -39,6 +39,7 @@ _REDISPATCHED = having("redispatch")
 _REPEATS = having("repeats")
 _REPLICATES = having("replicates") | _REPEATS
 _SUMS = having("sums")
+_TRAVELS = having("travels")
 _WHOLE = having("whole")
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
@@ -97,6 +98,9 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     # gradient to lose.
     if at.name in _REPLICATES and is_16_bit(target):
         unknown = [i for i in floats if at.given[i].known_value is None]
+        # Weights that are gathered from devices; activations in 16 bits are sent so both ways.
+        if at.name in _TRAVELS:
+            unknown = [i for i in unknown if at.given[i].dtype == FLOAT32]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
     if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)

@@ -29,6 +29,7 @@ class _Found(NamedTuple):
     rounds: frozenset[np.dtype]
     is_stencil: bool
     is_even: bool
+    holds_whole: frozenset[np.dtype] | None = None
 
 
 class ConstantRange:
@@ -75,6 +76,10 @@ class ConstantRange:
         """Returns whether four or more elements along an axis are evenly spaced: positions."""
         return self._is_small and self._find().is_even
 
+    def holds_whole(self) -> frozenset[np.dtype] | None:
+        """Returns the compute dtypes that hold its elements, None where some have a fraction."""
+        return self._find().holds_whole if self._is_small else None
+
     def _find(self) -> _Found:
         if self._found is None:
             self._found, self._value = _range_of(np.asarray(self._value)), None
@@ -104,7 +109,10 @@ def _range_of(array: np.ndarray) -> _Found:
     is_small = array.size <= _MOST and bool(np.isfinite(array).all())
     stencil = is_small and _is_stencil(shaped.astype(np.float64))
     even = is_small and _is_even(shaped.astype(np.float64))
-    return _Found(exceeds, bool(largest <= 1), beyond, rounds, stencil, even)
+    whole = is_small and bool((array % 1 == 0).all())
+    held = [d for d in COMPUTE_DTYPES if (array.astype(d) == array).all()] if whole else None
+    holds_whole = None if held is None else frozenset(held)
+    return _Found(exceeds, bool(largest <= 1), beyond, rounds, stencil, even, holds_whole)
 
 
 def _is_stencil(array: np.ndarray) -> bool:

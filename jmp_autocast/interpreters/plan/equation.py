@@ -47,9 +47,7 @@ _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
 _SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
-_COMPUTES_NOTHING = (
-    _CONTRACTS | having("moves") | having("rounds") | {"scatter", "scatter-max", "scatter-min"}
-)
+_COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 
 # Matrix units multiply and add up float32 in float32: a float32 product has no wider accumulator.
 _ACCUMULATOR = FLOAT32
@@ -63,6 +61,8 @@ _ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
 _SQUARES = Reason(ReasonCode.FP32, "a sum of squares")
 _TURN = Reason(ReasonCode.SOURCE, "a wave of positions", (0,))
 _NO_PRODUCT = Reason(ReasonCode.NO_PRODUCT)
+_WHOLE = Reason(ReasonCode.COORD, "whole numbers that 16 bits may not hold")
+_COUNTS = Reason(ReasonCode.DOT_OUT, "its result is whole numbers")
 _TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
 _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
 
@@ -214,7 +214,11 @@ def _by_policy(at: Place, decision: Decision, origin: str) -> EquationPlan:
     if decision.policy is CastPolicy.KEEP:
         return keep(at, _KEEP)
     if decision.policy is CastPolicy.LOWER_PRECISION_FP:
-        low = _lower(at, guarded=origin != "rules")
+        guarded = origin != "rules"
+        low = _lower(at, guarded=guarded)
+        if guarded and contracts and _reads_whole(at) is not None:
+            # Its result is as many whole numbers as float32 holds: 16 bits end at 256 or 2,048.
+            return _with_float32_result(at, low, _COUNTS)
         plan = _accumulating(at, low)
         if at.region.product is not None and contracts and _is_rounded(low):
             plan = cast_results(plan, decision)
@@ -364,6 +368,39 @@ def _is_needed(at: Place) -> EquationPlan | None:
     return in_dtype(at, FLOAT32, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
 
 
+def _counts(at: Place) -> EquationPlan | None:
+    """A product that becomes an index, of whole numbers that 16 bits may not hold.
+
+    Without it: 98 % of the cells of a quantizer of mixed radices were others.
+    """
+    is_index = at.need & Need.SNAP and _reads_whole(at) is False
+    return in_dtype(at, FLOAT32, _WHOLE) if is_index else None
+
+
+def _reads_whole(at: Place) -> bool | None:
+    """Returns whether 16 bits hold what a product of whole numbers reads, None for another product.
+
+    One of whole numbers and of others is such a product if it becomes an index, as a table that is
+    read by one-hot rows. Of others alone it reads what any product does.
+    """
+    held = [_holds_whole(at, i) for i in (0, 1)]
+    if None in held and not at.need & Need.SNAP:
+        return None
+    return held == [None, None] or all(held)
+
+
+def _holds_whole(at: Place, i: int) -> bool | None:
+    """Returns whether 16 bits hold the whole numbers of an operand, None where it has others."""
+    state = at.given[i]
+    if state.const_range is not None:
+        found = state.const_range.holds_whole()
+        return None if found is None else at.compute_dtype in found
+    if not at.made[i].whole:
+        return None
+    known = state.known_value
+    return state.may_be_rounded or (known is not None and at.compute_dtype.type(known) == known)
+
+
 def _reads_exponentials(at: Place) -> EquationPlan | None:
     """In float16, a contraction of an `exp` that nothing normalizes: float32.
 
@@ -385,6 +422,7 @@ GUARDS: tuple[Link, ...] = (
     Link(_is_needed, _CONTRACTS),
     Link(_takes_differences, _CONTRACTS),
     Link(_reads_positions, _CONTRACTS),
+    Link(_counts, _CONTRACTS),
     Link(_reads_exponentials, _CONTRACTS),
 )
 
@@ -497,9 +535,11 @@ def _is_norm(at: Place) -> EquationPlan | None:
     Without it: the squares of hundreds added up to infinity in float16.
     """
     # What is computed of sources alone waits for its readers, as in any other promotion.
-    if not reading.is_norm(at.eqn) or at.given[0].source is not None:
+    if all([state.source is not None for state in at.given]):
         return None
-    return in_dtype(at, FLOAT32, _SQUARES)
+    if _reads_whole(at) is not None:
+        return in_dtype(at, FLOAT32, _WHOLE)
+    return in_dtype(at, FLOAT32, _SQUARES) if reading.is_norm(at.eqn) else None
 
 
 def _readers_agree(at: Place) -> EquationPlan | None:

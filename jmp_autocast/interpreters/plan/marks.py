@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 import jax.numpy as jnp
 import numpy as np
 
-from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, assumed_size, aval_of, body_of
 from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
 from ..primitives.structure import STRUCTURES, Body, bodies, called, is_call
 from ..primitives.traits import BACKWARD, FOLDS, having
@@ -37,6 +37,7 @@ _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
 _REARRANGES = having("moves") | {"convert_element_type"}
 _CONTRACTS = having("contracts")
+_SATURATES = having("saturates")
 _DAMPS = having("damps")  # the result is no longer made element by element
 _KEEPS_FRESH = having("shifts") | {"neg", "select_n", "concatenate"}
 _JOINS = having("joins")
@@ -46,8 +47,15 @@ _ADDS_UP = frozenset(("reduce_sum", "reduce_window_sum"))
 _PICKS = having("picks")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
-    ("convolved", "spread", "given", "fresh", "largest", "fallen", "is_nan", "angle")
+    """
+    convolved spread given fresh largest fallen is_nan angle whole saturated fixed
+    averaged
+    """.split()
 )
+_SNAPS = having("snaps") | {"sign"}
+_KEEPS_WHOLE = (having("affine") | having("rounds") | having("chooses") | _ADDS_UP) - {"div"} | {
+    *("square", "integer_pow", "pow", "exp2", "cumsum")
+}
 _LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
 
 
@@ -59,7 +67,7 @@ class Marks(NamedTuple):
         factors: So many products of values of its size made it, counted up to two.
         convolved: A convolution made it, since then only operations element by element.
         scaled: The last of those was a factor that is given: it may be small beside others.
-        spread: Smaller values are repeated in it: a bias.
+        spread: So many smaller values are repeated in it: a bias.
         given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter; 3
             for a number: a literal, or what is computed of literals alone.
         fresh: 2 where a contraction made it, since then only moved or summed; 1 where it was scaled
@@ -89,13 +97,15 @@ class Marks(NamedTuple):
             none.
         angle: Integers were cast to it, or it was computed of such and of what is given, element by
             element or by an outer product: positions times frequencies.
+        whole: Numbers without a fraction: cast from integers or rounded to them, since then only
+            moved, chosen, added up and multiplied with such.
     """
 
     summed: bool = False
     factors: int = 0
     convolved: bool = False
     scaled: bool = False
-    spread: bool = False
+    spread: int = 0
     given: int = 0
     fresh: int = 0
     power: int = 0
@@ -113,6 +123,10 @@ class Marks(NamedTuple):
     is_nan: bool = False
     same: int = 0
     angle: bool = False
+    whole: bool = False
+    saturated: bool = False
+    fixed: bool = False
+    averaged: int = 0
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -126,13 +140,15 @@ NONE = Marks()
 SUMMED = Marks(summed=True)
 GIVEN = Marks(given=1)
 PARAMETER = Marks(given=2)
-NUMBER = Marks(given=3)
-COUNTED = Marks(counted=True, angle=True)
+CONSTANT = Marks(given=1, fixed=True)
+NUMBER = Marks(given=3, fixed=True)
+WHOLE_NUMBER = Marks(given=3, whole=True, fixed=True)
+COUNTED = Marks(counted=True, angle=True, whole=True)
 ANGLE = Marks(angle=True)
 ADDED_UP = Marks(added_up=True)
-AT_LEAST_0 = Marks(bound=1)
+BITS = Marks(bound=1, whole=True)
 IS_NAN = Marks(is_nan=True)
-_UNMARKED = (NONE, NUMBER)
+_UNMARKED = (NONE, NUMBER, WHOLE_NUMBER)
 
 Memo: TypeAlias = dict[Any, Any]
 AllMarks: TypeAlias = Mapping[Any, Marks]
@@ -152,7 +168,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     moved = moved_in(jaxpr, inputs, memo)
     alone = [m._replace(same=0) for m in inputs]
     marks = {v: m for v, m in zip(jaxpr.invars, alone, strict=True) if m != NONE}
-    marks.update(dict.fromkeys(jaxpr.constvars, GIVEN))
+    marks.update(dict.fromkeys(jaxpr.constvars, CONSTANT))
     for eqn in jaxpr.eqns:
         made = of(marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
@@ -161,6 +177,8 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
             found = [_of_contraction(eqn, made, moved)]
         else:
             found = [_of_result(eqn, made)] * len(eqn.outvars)
+        if all([m.fixed for m in made]):
+            found = [m._replace(fixed=True) for m in found]
         marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
     memo[key] = marks
     return marks
@@ -168,7 +186,13 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
 
 def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
     """Returns the marks of variables and literals."""
-    return [NUMBER if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
+    return [_of_number(v) if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
+
+
+def _of_number(literal: Literal) -> Marks:
+    val = literal.val
+    is_real = isinstance(val, int | float | np.generic | np.ndarray) and np.isrealobj(val)
+    return WHOLE_NUMBER if is_real and np.all(val % 1 == 0) else NUMBER
 
 
 def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, Atom]:
@@ -297,11 +321,13 @@ def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Any, At
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
         squares=2 if is_sum_of_squares else 0,
-        sums_powers=any([m.power for m in made[:2]]),
+        sums_powers=any([m.power or m.sums_powers for m in made[:2]]),
         gram=2 if is_gram else 0,
         bound=int(is_sum_of_squares),
         exponential=any([m.exponential for m in made[:2]]),
         angle=at_least(1, reduction_depth(eqn)) and _is_angle(eqn.invars[:2], made),
+        whole=all([m.whole for m in made[:2]]),
+        averaged=2 if any([m.fixed for m in made[:2]]) else 1,
     )
 
 
@@ -314,20 +340,22 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
             factors=0,
             convolved=False,
             scaled=False,
-            spread=True,
+            spread=m.spread or assumed_size(element_count(eqn.invars[0])),
             exponential=False,
         )
     if name in _ADDS_UP:
         found = Marks(squares=2) if m.power == 2 else ADDED_UP
-        return found._replace(gram=min(1, m.gram), bound=m.bound)
+        return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
+    if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
+        m = m._replace(spread=0)  # one of the copies
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":
         kind = aval_of(eqn.invars[0]).dtype
         if jnp.issubdtype(kind, jnp.bool_):
-            return AT_LEAST_0
+            return BITS
         if jnp.issubdtype(kind, jnp.integer):
-            return m._replace(angle=True)
+            return m._replace(angle=True, whole=True)
     return m if name in _REARRANGES else None
 
 
@@ -344,7 +372,7 @@ def _of_counting(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks | None:
     if name == "cumsum":
         if made[0].spread or made[0].counted:
             return COUNTED
-        return Marks(bound=made[0].bound, fallen=made[0].bound < 0)
+        return Marks(bound=made[0].bound, fallen=made[0].bound < 0, whole=made[0].whole)
     is_nan = name == "ne" and eqn.invars[0] is eqn.invars[1]
     return IS_NAN if is_nan else None
 
@@ -359,10 +387,13 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         return found
     is_mul = name == "mul"
     power = _power(eqn, made)
-    if not (power or name in BOUNDS or name in _LARGEST or any([m not in _UNMARKED for m in made])):
+    is_whole = name in _SNAPS or (name in _KEEPS_WHOLE and _are_whole(eqn.invars, made))
+    saturates = name in _SATURATES
+    is_marked = power or is_whole or saturates or name in BOUNDS or name in _LARGEST
+    if not (is_marked or any([m not in _UNMARKED for m in made])):
         return NONE
     if len(eqn.outvars) != 1 or name in _DAMPS:
-        return NONE
+        return Marks(saturated=saturates)
     at = full_size(eqn, made)
     large = [made[i] for i in at]
     small = [i for i in range(len(made)) if i not in at]
@@ -380,6 +411,9 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     scales = name in ("mul", "div") and any(is_given)
     if scales:
         fresh = min(1, max([m.fresh for m in made]))
+    # Also a divisor that is computed, such as a count or a degree, leaves an average.
+    scaled_alone = made[:1] if name == "div" else made if scales else []
+    kept = made if name in _JOINS else scaled_alone
     signs = [
         _sign(v) if isinstance(v, Literal) else m.bound
         for v, m in zip(eqn.invars, made, strict=True)
@@ -390,12 +424,13 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         factors=factors if passes else 0,
         convolved=bool(large) and all([m.convolved for m in large]),
         scaled=scaled,
-        spread=passes and bool(made) and all([m.spread for m in made]),
+        spread=max([m.spread for m in made]) if passes and all([m.spread for m in made]) else 0,
         fresh=fresh,
         power=power,
         squares=_squares(eqn, made, is_given),
-        sums_powers=name in _JOINS and any([m.sums_powers for m in made]),
-        crosses=name not in _JOINS and bool(power) and all([m.fresh for m in made]),
+        sums_powers=any([m.sums_powers for m in kept]),
+        crosses=any([m.crosses for m in scaled_alone])
+        or (name not in _JOINS and bool(power) and all([m.fresh or m.averaged for m in made])),
         added_up=scales and any([m.added_up for m in made]),
         of_sums=(is_mul and all([m.added_up for m in made]))
         or (scales and any([m.of_sums for m in made])),
@@ -405,6 +440,9 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         exponential=is_exponential(operands),
         largest=_is_largest(name, made),
         angle=name in _OF_ELEMENTS and _is_angle(eqn.invars, made),
+        whole=is_whole,
+        saturated=saturates,
+        averaged=max([m.averaged for m in kept], default=0),
     )
 
 
@@ -442,6 +480,12 @@ def _is_angle(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
     pairs = zip(operands, made, strict=False)
     floats = [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
     return any([m.angle for m in floats]) and all([m.angle or m.given > 0 for m in floats])
+
+
+def _are_whole(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
+    pairs = zip(operands, made, strict=True)
+    floats = [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
+    return bool(floats) and all([m.whole for m in floats])
 
 
 def _power(eqn: JaxprEqn, made: Sequence[Marks]) -> int:

@@ -19,12 +19,14 @@ from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
 from ..primitives.reading import (
     casts_to_integer,
     exponent,
+    free_dimensions,
     reduction_depth,
     subtracted_from_one,
     takes_every_other,
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
+from .images import Images, cancelled, images_in
 from .marks import (
     MOST_FACTORS,
     Marks,
@@ -37,7 +39,7 @@ from .marks import (
     moved_in,
     of,
 )
-from .symbolic_sizes import at_least
+from .symbolic_sizes import at_least, element_count
 
 
 class Need(enum.IntFlag):
@@ -47,7 +49,7 @@ class Need(enum.IntFlag):
         POLE: A function that is infinite at some value, and multiplies an error near it.
         STEEP: A square root, which is infinitely steep at 0.
         SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
-        SNAP: A cast to an integer, or `floor`, `ceil` and `round`.
+        SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
         LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
         ADDED: A sum of two values of its size: see `marks`.
         EXPANDED: A sum with squares: a distance or a variance, multiplied out.
@@ -112,6 +114,7 @@ _DECOMPOSES = frozenset(
     tridiagonal tridiagonal_solve custom_linear_solve
     """.split()
 )
+_EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min".split())
 
 
 class At(NamedTuple):
@@ -123,6 +126,7 @@ class At(NamedTuple):
         need: What its results are needed for.
         makers: The equation that makes a variable.
         moved: As `moved_in` returns it.
+        images: As `images_in` returns them.
     """
 
     eqn: JaxprEqn
@@ -130,6 +134,7 @@ class At(NamedTuple):
     need: Need
     makers: Mapping[Var, JaxprEqn]
     moved: Mapping[Any, Atom]
+    images: Images
 
 
 def _poles(at: At) -> Sequence[Any]:
@@ -181,9 +186,14 @@ def _neighbors(at: At) -> Sequence[Any]:
 def _expanded(at: At) -> Sequence[Any]:
     name, (a, *more) = at.eqn.primitive.name, at.made
     if name in _CONTRACTS:
-        # The mean of squares: rounded before it is summed, it is no longer that of the mean's.
-        powers = zip(at.eqn.invars[:2], at.made, strict=False)
-        return [v for v, m in powers if m.power] if at.need & Need.EXPANDED else ()
+        # The mean of squares: rounded before it is summed, it is no longer that of the mean's. So
+        # is an average that is averaged again, along another axis, and `(a @ p) @ a`.
+        if not at.need & Need.EXPANDED:
+            return ()
+        if cannot_pay(at.eqn) or _is_inner(at.eqn):
+            return at.eqn.invars[:2]
+        pairs = zip(at.eqn.invars[:2], at.made, strict=False)
+        return [v for v, m in pairs if m.power or m.averaged == 2]
     # `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` by convolutions, by products or of a batch.
     meets_squares = any([m.squares == 2 for m in at.made])
     if name == "sub":
@@ -192,7 +202,14 @@ def _expanded(at: At) -> Sequence[Any]:
         meets_squares |= bool((a.fresh and b.of_sums) or (b.fresh and a.of_sums))
     # The squares of a Gram matrix are its diagonal: `d[:, None] + d - 2 * gram`.
     meets_squares |= len(at.made) == 2 and {m.gram for m in at.made} == {1, 2}
-    return at.eqn.invars if meets_squares else ()
+    if meets_squares:
+        return at.eqn.invars
+    return cancelled(at.eqn, at.made, at.images) if name == "sub" else ()
+
+
+def _is_inner(eqn: JaxprEqn) -> bool:
+    """Whether a contraction is an inner product of vectors."""
+    return free_dimensions(eqn) == (0, 0) or at_least(1, element_count(eqn.outvars[0]))
 
 
 def _chained(at: At) -> Sequence[Any]:
@@ -207,7 +224,16 @@ def _chained(at: At) -> Sequence[Any]:
     return () if a is b else at.eqn.invars[:2]
 
 
+def _snapped(at: At) -> Sequence[Any]:
+    snaps = at.eqn.primitive.name in _SNAPS or casts_to_integer(at.eqn)
+    compares_whole = len(at.made) == 2 and all([m.whole for m in at.made])
+    return at.eqn.invars if snaps or compares_whole else ()
+
+
 def _ranked(at: At) -> Sequence[Any]:
+    if at.eqn.primitive.name in _EXTREMES:
+        # Whose gradient goes to an element: near 1 many tanh are one number in 16 bits.
+        return at.eqn.invars if at.made[0].saturated else ()
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
     # A threshold is no rank.
@@ -280,7 +306,7 @@ ROWS = (
     ),
     Row(
         Need.SHARP,
-        _RANKS | _COMPARES | _MULTIPLIES_ALL | {"mul", "sub"},
+        _RANKS | _COMPARES | _EXTREMES | _MULTIPLIES_ALL | {"mul", "sub"},
         _sharp,
         _CHEAP | {"sqrt"},
         "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices, and "
@@ -290,8 +316,8 @@ ROWS = (
     ),
     Row(
         Need.SNAP,
-        having("snaps") | {"convert_element_type", "bitcast_convert_type"},
-        lambda at: at.eqn.invars if _becomes_whole(at.eqn) else (),
+        having("snaps") | _COMPARES | {"eq", "ne", "convert_element_type", "bitcast_convert_type"},
+        _snapped,
         _CHEAP,
         "position 999 is 1,000 in bfloat16: 56 % of the indices of a grid were wrong",
         _ALL,
@@ -342,10 +368,6 @@ ROWS = (
 )
 
 
-def _becomes_whole(eqn: JaxprEqn) -> bool:
-    return eqn.primitive.name in _SNAPS or casts_to_integer(eqn)
-
-
 _ASKED: dict[str, list[Row]] = {}
 _THROUGH: dict[str, Need] = {}
 RAISED: dict[str, Need] = {}
@@ -379,7 +401,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         return memo[key]
     marks = marks_of(jaxpr, inputs, memo)
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    moved = moved_in(jaxpr, inputs, memo)
+    moved, images = moved_in(jaxpr, inputs, memo), images_in(jaxpr, inputs, memo)
     promoted, needs = memo.get("promoted", ()), {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
@@ -411,7 +433,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(eqn.invars, Need.BEYOND_SUMS)
         if name not in _ONLY_MOVES:
             add(eqn.invars, Need.COMPUTED)
-        at = At(eqn, of(marks, eqn.invars), of_results, makers, moved)
+        at = At(eqn, of(marks, eqn.invars), of_results, makers, moved, images)
         for row in _ASKED.get(name, ()):
             add(row.operands(at), row.need)
     memo[key] = needs

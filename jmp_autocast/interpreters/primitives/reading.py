@@ -99,8 +99,11 @@ def takes_every_other(eqn: JaxprEqn) -> bool:
 def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     """Returns whether the transpose of an equation that repeats elements adds up many cotangents.
 
+    That of a maximum counts the elements that are equal to it.
+
     Args:
-        eqn: A ``broadcast_in_dim``, a ``gather``, or a maximum or minimum of windows.
+        eqn: A ``broadcast_in_dim``, ``tile``, ``gather`` or ``all_gather``, or a maximum or minimum
+            of an axis or of windows.
     """
     params, operand, result = (
         eqn.params,
@@ -110,6 +113,8 @@ def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     if "broadcast_dimensions" in params:
         kept = dict(zip(params["broadcast_dimensions"], operand, strict=True))
         return any(length != kept.get(k, 1) for k, length in enumerate(result))
+    if not params.keys().isdisjoint(("reps", "axes", "all_gather_dimension")):
+        return operand != result
     if "window_strides" in params:
         # The windows that hold one element: 4 of 3 x 3 with stride 2, 9 with stride 1. So few
         # 16-bit terms lose no more than their own rounding; of 64 x 64 windows the sum stops at

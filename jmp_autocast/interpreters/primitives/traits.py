@@ -17,7 +17,7 @@ A trait describes the effect of the primitive on values. `interpreters/plan` dec
 | chooses | the result is one of the operands, or the result of a comparison |
 | snaps | it rounds to integers: half a unit in the last place becomes a whole one |
 | replicates | it broadcasts smaller operands: its transpose adds up cotangents of one element |
-| repeats | its result holds elements of operand 0, some of them repeatedly: so does its transpose |
+| repeats | its result holds elements of operand 0, and its transpose may add up cotangents |
 | damps | its slope is at most 1/4: a rounding error of its operand does not add up in a loop |
 | saturates | it flattens towards a limit: 16 bits round to the limit, float32 does not |
 | log0, div1 | infinite, or very steep, near values at which operand 0, or 1, needs its digits |
@@ -69,7 +69,7 @@ _ROWS: dict[str, str] = {
     "eq ne lt le gt ge": "chooses",
     "floor ceil round": "snaps",
     # Their transposes count ties in the dtype of the operand: 16 bits count to 256 or 2,048.
-    "reduce_max reduce_min": "rounds feeds",
+    "reduce_max reduce_min": "rounds feeds repeats",
     "reduce_window_max reduce_window_min": "rounds clears repeats",
     "cummax cummin sort": "rounds",
     "select_n": "affine rounds clears fuses",
@@ -84,11 +84,12 @@ _ROWS: dict[str, str] = {
     "tanh erf erfc": "saturates",
     "sin cos": "turns",
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
-    "scatter": "redispatch",
-    "scatter-add scatter-sub scatter-mul scatter-min scatter-max": "redispatch",
+    "scatter scatter-min scatter-max": "rounds redispatch",
+    "scatter-add scatter-sub scatter-mul": "redispatch",
     # movement of elements; what replicates them adds up their cotangents in its transpose
     "broadcast_in_dim": f"{_MOVING} repeats same fuses",
-    "broadcast_to tile": _MOVING,
+    "broadcast_to": _MOVING,
+    "tile": f"{_MOVING} repeats",
     "gather": f"{_MOVING} repeats first picks",
     "dynamic_slice": f"{_MOVING} clears first picks",
     "copy copy_p reshape rev squeeze transpose": f"{_MOVING} clears same whole fuses",
@@ -99,8 +100,8 @@ _ROWS: dict[str, str] = {
     """device_put with_memory_space_constraint reshard relayout layout_constraint pbroadcast
     pbroadcast_dynamic reduced_vary_cast reduced_vary_cast_p vary_unreduced_cast
     vary_unreduced_cast_p""": f"{_MOVING} clears",
-    """all_gather all_gather_invariant all_gather_reduced all_to_all ppermute
-    ragged_all_to_all""": f"{_MOVING} clears travels",
+    "all_gather all_gather_invariant all_gather_reduced": f"{_MOVING} clears travels repeats",
+    "all_to_all ppermute ragged_all_to_all": f"{_MOVING} clears travels",
     # planned by functions of their own, and what autocast itself makes
     "convert_element_type": "affine rounds",
     "optimization_barrier": "rounds same",

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 
+from ...policies import FLOAT32
 from ..after.copies import Copies, read_often
 from ..compat import (
     AnyJaxpr,
@@ -295,6 +296,9 @@ class Rewriter(KeepsValues):
         # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
         # transpose that adds up in 16 bits.
         for i in action.replicates:
+            if "axes" in eqn.params:  # that of a maximum counts ties, and returns one of them
+                full = replication(eqn, arrays)(operands[i].read(FLOAT32))
+                return [cast(full, arrays[i].dtype)]
             broadcast, is_bias = replication(eqn, arrays), i in action.biases
             arrays[i] = operands[i].replicated(plan.operands[i], broadcast, is_bias)
         if action.replicates and eqn.primitive.name in REPEATS:

@@ -1,0 +1,131 @@
+"""Of which arrays a value is a linear image: of those that cancel, products lose nearly all digits.
+
+A value less its average, ``x - blur(x)``, is a small difference of two near numbers, and so is a
+covariance less its update by rank one, ``P - (P x)(x P) / s``.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, body_of
+from ..primitives.structure import called, is_call
+from ..primitives.traits import having
+from .marks import Marks, Memo, given_to, marks_of, moved_in, of
+from .symbolic_sizes import at_least, element_count
+
+
+class Made(enum.IntFlag):
+    """How an image is made of an array, besides that it is moved and scaled.
+
+    Attributes:
+        AVERAGED: By a contraction with what is fixed: a window, a matrix of averages.
+        PROJECTED: By another contraction.
+        SQUARED: By a product of two such projections of one array.
+    """
+
+    AVERAGED = enum.auto()
+    PROJECTED = enum.auto()
+    SQUARED = enum.auto()
+
+
+ITSELF = Made(0)
+Images: TypeAlias = Mapping[Any, Mapping[Any, Made]]
+
+_CONTRACTS = having("contracts")
+_MOVES = (
+    having("moves") | having("joins") | {"convert_element_type", "neg", "reduce_window_sum", "div"}
+)
+_MOST = 8
+
+
+def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
+    """Returns of which arrays each value of a jaxpr is an image, and how it is made of them.
+
+    Args:
+        jaxpr: An open jaxpr.
+        inputs: The marks of its inputs.
+        memo: As for `marks_of`.
+    """
+    key = "images", id(jaxpr), tuple(inputs)
+    if key in memo:
+        return memo[key]
+    marks, moved = marks_of(jaxpr, inputs, memo), moved_in(jaxpr, inputs, memo)
+    found: dict[Any, Mapping[Any, Made]] = {}
+    for eqn in jaxpr.eqns:
+        if is_call(eqn):
+            found.update(_returned(eqn, given_to(eqn, marks, moved), found, memo))
+        elif made := _of_result(eqn, of(marks, eqn.invars), found):
+            found.update(dict.fromkeys(eqn.outvars, made))
+    memo[key] = found
+    return found
+
+
+def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
+    """Returns the arrays of which a value is an image; it is one of itself, if of no other."""
+    return {} if isinstance(v, Literal) else images.get(v) or {v: ITSELF}
+
+
+def cancelled(eqn: JaxprEqn, made: Sequence[Marks], images: Images) -> list[Atom]:
+    """Returns the operands of a difference that take nearly all of an array from itself.
+
+    Args:
+        eqn: A difference.
+        made: The marks of its operands.
+        images: As `images_in` returns them.
+    """
+    a, b = (image_of(v, images) for v in eqn.invars)
+    found: list[Atom] = []
+    for array in a.keys() & b.keys():
+        pair = {a[array], b[array]}
+        if Made.AVERAGED in pair and pair <= {ITSELF, Made.AVERAGED}:
+            found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
+        if pair == {ITSELF} and all([m.averaged == 2 for m in made]):
+            found += eqn.invars  # neighbors in an average
+        if ITSELF in pair and any([m & Made.SQUARED for m in pair]):
+            found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
+    return found
+
+
+def _of_result(eqn: JaxprEqn, made: Sequence[Marks], images: Images) -> Mapping[Any, Made]:
+    name = eqn.primitive.name
+    of_each = [image_of(v, images) for v in eqn.invars]
+    if name in _MOVES:
+        first = of_each if name in having("joins") else of_each[:1]
+        return {} if len(first) > _MOST else {v: m for image in first for v, m in image.items()}
+    if name not in _CONTRACTS | {"mul"}:
+        return {}
+    (a, b), (ma, mb) = of_each[:2], made[:2]
+    if name == "mul":
+        if _is_number(eqn.invars[0], ma):
+            return b
+        if _is_number(eqn.invars[1], mb):
+            return a
+    elif ma.fixed or mb.fixed:
+        return {v: m | Made.AVERAGED for v, m in (b if ma.fixed else a).items()}
+    both = a.keys() & b.keys()
+    squared = {v: Made.SQUARED for v in both if a[v] & b[v] & Made.PROJECTED}
+    if squared or name == "mul" or len(a) + len(b) > _MOST:
+        return squared
+    return {v: a.get(v, ITSELF) | b.get(v, ITSELF) | Made.PROJECTED for v in (*a, *b)}
+
+
+def _is_number(v: Atom, made: Marks) -> bool:
+    return made.spread == 1 or at_least(1, element_count(v))
+
+
+def _returned(
+    eqn: JaxprEqn, given: Sequence[Marks], images: Images, memo: Memo
+) -> dict[Any, Mapping[Any, Made]]:
+    """Returns of which arrays outside the results of a call are images."""
+    body = body_of(called(eqn))
+    inner = images_in(body, given, memo)
+    outer = dict(zip(body.invars, [image_of(v, images) for v in eqn.invars], strict=True))
+    found: dict[Any, Mapping[Any, Made]] = {}
+    for v, w in zip(eqn.outvars, body.outvars, strict=True):
+        pairs = [(outer.get(u, {}), how) for u, how in image_of(w, inner).items()]
+        if made := {array: how | m for image, how in pairs for array, m in image.items()}:
+            found[v] = made
+    return found
