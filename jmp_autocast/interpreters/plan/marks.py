@@ -53,9 +53,9 @@ _OF_ALL = frozenset(
     """.split()
 )
 _SNAPS = having("snaps") | {"sign"}
-_KEEPS_WHOLE = (having("affine") | having("rounds") | having("chooses") | _ADDS_UP) - {"div"} | {
-    *("square", "integer_pow", "pow", "exp2", "cumsum")
-}
+_KEEPS_WHOLE = (having("affine") | having("rounds") | having("chooses") | _ADDS_UP) - _SNAPS - {
+    "div"
+} | {*("square", "integer_pow", "pow", "exp2", "cumsum")}
 _LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
 
 
@@ -192,7 +192,7 @@ def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
 def _of_number(literal: Literal) -> Marks:
     val = literal.val
     is_real = isinstance(val, int | float | np.generic | np.ndarray) and np.isrealobj(val)
-    return WHOLE_NUMBER if is_real and np.all(val % 1 == 0) else NUMBER
+    return WHOLE_NUMBER if is_real and np.all(np.isfinite(val) & (np.rint(val) == val)) else NUMBER
 
 
 def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, Atom]:
@@ -387,7 +387,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         return found
     is_mul = name == "mul"
     power = _power(eqn, made)
-    is_whole = name in _SNAPS or (name in _KEEPS_WHOLE and _are_whole(eqn.invars, made))
+    is_whole = _is_whole(eqn, made)
     saturates = name in _SATURATES
     is_marked = power or is_whole or saturates or name in BOUNDS or name in _LARGEST
     if not (is_marked or any([m not in _UNMARKED for m in made])):
@@ -411,9 +411,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     scales = name in ("mul", "div") and any(is_given)
     if scales:
         fresh = min(1, max([m.fresh for m in made]))
-    # Also a divisor that is computed, such as a count or a degree, leaves an average.
-    scaled_alone = made[:1] if name == "div" else made if scales else []
-    kept = made if name in _JOINS else scaled_alone
+    kept, scaled_alone = _averages(name, made, scales)
     signs = [
         _sign(v) if isinstance(v, Literal) else m.bound
         for v, m in zip(eqn.invars, made, strict=True)
@@ -429,8 +427,7 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         power=power,
         squares=_squares(eqn, made, is_given),
         sums_powers=any([m.sums_powers for m in kept]),
-        crosses=any([m.crosses for m in scaled_alone])
-        or (name not in _JOINS and bool(power) and all([m.fresh or m.averaged for m in made])),
+        crosses=any([m.crosses for m in scaled_alone]) or _crosses(name, power, made),
         added_up=scales and any([m.added_up for m in made]),
         of_sums=(is_mul and all([m.added_up for m in made]))
         or (scales and any([m.of_sums for m in made])),
@@ -444,6 +441,19 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         saturated=saturates,
         averaged=max([m.averaged for m in kept], default=0),
     )
+
+
+def _averages(
+    name: str, made: Sequence[Marks], scales: bool
+) -> tuple[Sequence[Marks], Sequence[Marks]]:
+    """Returns the marks of what is joined or scaled, and of what is scaled alone."""
+    # Also a divisor that is computed, such as a count or a degree, leaves an average.
+    scaled = made[:1] if name == "div" else made if scales else []
+    return (made if name in _JOINS else scaled), scaled
+
+
+def _crosses(name: str, power: int, made: Sequence[Marks]) -> bool:
+    return name not in _JOINS and bool(power) and all([m.fresh or m.averaged for m in made])
 
 
 def _is_largest(name: str, made: Sequence[Marks]) -> bool:
@@ -482,8 +492,10 @@ def _is_angle(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
     return any([m.angle for m in floats]) and all([m.angle or m.given > 0 for m in floats])
 
 
-def _are_whole(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
-    pairs = zip(operands, made, strict=True)
+def _is_whole(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:
+    if eqn.primitive.name not in _KEEPS_WHOLE:
+        return eqn.primitive.name in _SNAPS
+    pairs = zip(eqn.invars, made, strict=True)
     floats = [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
     return bool(floats) and all([m.whole for m in floats])
 
