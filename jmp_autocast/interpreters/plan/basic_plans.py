@@ -105,7 +105,7 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)
     # No float16: the sum may leave its range.
-    adds = at.name in _SUMS and target == jnp.bfloat16
+    adds = at.name in _SUMS and target == jnp.bfloat16 and at.policy.data_abstains
     biases = tuple([i for i in replicates if at.given[i].source is not None]) if adds else ()
     return Bind(replicates=replicates, biases=biases) if replicates else BIND
 
