@@ -110,7 +110,8 @@ def _range_of(array: np.ndarray) -> _Found:
     stencil = is_small and _is_stencil(shaped.astype(np.float64))
     even = is_small and _is_even(shaped.astype(np.float64))
     whole = is_small and bool((np.rint(array) == array).all())
-    held = [d for d in COMPUTE_DTYPES if (array.astype(d) == array).all()] if whole else None
+    with np.errstate(over="ignore"):
+        held = [d for d in COMPUTE_DTYPES if (array.astype(d) == array).all()] if whole else None
     holds_whole = None if held is None else frozenset(held)
     return _Found(exceeds, bool(largest <= 1), beyond, rounds, stencil, even, holds_whole)
 

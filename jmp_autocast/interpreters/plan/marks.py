@@ -401,22 +401,14 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     factors = max([m.factors for m in made])
     if is_mul and len(large) == 2:
         factors = min(MOST_FACTORS, _factors(eqn, made))
-    scaled = any([m.scaled for m in large])
     is_given = [m.given > 0 for m in made]
-    if small and name in ("mul", "div"):
-        scaled = any([is_given[i] for i in small])
-    elif small and name in ("add", "sub"):
-        scaled = False
+    scaled = _scaled_last(name, large, [is_given[i] for i in small])
     fresh = max([m.fresh for m in made]) if name in _KEEPS_FRESH else 0
     scales = name in ("mul", "div") and any(is_given)
     if scales:
         fresh = min(1, max([m.fresh for m in made]))
     kept, scaled_alone = _averages(name, made, scales)
-    signs = [
-        _sign(v) if isinstance(v, Literal) else m.bound
-        for v, m in zip(eqn.invars, made, strict=True)
-    ]
-    operands = Operands(eqn, signs, made, at)
+    operands = Operands(eqn, _signs(eqn, made), made, at)
     return Marks(
         summed=bool(adds(eqn, made)) or (passes and any([m.summed for m in made])),
         factors=factors if passes else 0,
@@ -441,6 +433,18 @@ def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
         saturated=saturates,
         averaged=max([m.averaged for m in kept], default=0),
     )
+
+
+def _scaled_last(name: str, large: Sequence[Marks], small_is_given: Sequence[bool]) -> bool:
+    if small_is_given and name in ("mul", "div"):
+        return any(small_is_given)
+    is_shifted = small_is_given and name in ("add", "sub")
+    return not is_shifted and any([m.scaled for m in large])
+
+
+def _signs(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
+    pairs = zip(eqn.invars, made, strict=True)
+    return [_sign(v) if isinstance(v, Literal) else m.bound for v, m in pairs]
 
 
 def _averages(
