@@ -381,12 +381,12 @@ def _reads_whole(at: Place) -> bool | None:
     """Returns whether 16 bits hold what a product of whole numbers reads, None for another product.
 
     One of whole numbers and of others is such a product if it becomes an index, as a table that is
-    read by one-hot rows. Of others alone it reads what any product does.
+    read by one-hot rows.
     """
     held = [_holds_whole(at, i) for i in (0, 1)]
-    if None in held and not at.need & Need.SNAP:
+    if held == [None, None] or (None in held and not at.need & Need.SNAP):
         return None
-    return held == [None, None] or all(held)
+    return all(held)
 
 
 def _holds_whole(at: Place, i: int) -> bool | None:
