@@ -3,12 +3,12 @@
     python benchmarks/trace_time.py
 
 Prints the time for tracing and lowering Flax transformers of 12 and 48 layers, forward and
-gradient, in float32 and under autocast (in turn, best of several), the same for an MLP of 100
-layers in plain JAX, the planning of one jitted layer that is called 96 times, planning against
-tracing for 24 transformer blocks and for a chain of 2,000 and of 20,000 equations, the cost of
-planned residuals of 48 unrolled layers, and the ratios for two Keras models, which call hundreds
-of small functions. With ``--only hf`` also those for BERT, GPT-2 and T5 of Hugging Face, whose last
-models in Flax are in ``transformers<5``.
+gradient, in float32, under autocast and by hand (in turn, best of several), the same for a
+transformer of 12 layers and an MLP of 100 in plain JAX, the planning of one jitted layer that is
+called 96 times, planning against tracing for 24 transformer blocks and for a chain of 2,000 and of
+20,000 equations, the cost of planned residuals of 48 unrolled layers, and the ratios for two Keras
+models, which call hundreds of small functions. With ``--only hf`` also those for BERT, GPT-2 and T5
+of Hugging Face, whose last models in Flax are in ``transformers<5``.
 """
 
 from __future__ import annotations
@@ -36,25 +36,29 @@ from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 class Block(nn.Module):
     """A pre-norm transformer block."""
 
+    dtype: Any = None
+
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        h = nn.LayerNorm()(x)
-        x = x + nn.SelfAttention(num_heads=4)(h)
-        h = nn.gelu(nn.Dense(4 * x.shape[-1])(nn.LayerNorm()(x)))
-        return x + nn.Dense(x.shape[-1])(h)
+        d = self.dtype
+        h = nn.LayerNorm(dtype=d)(x)
+        x = x + nn.SelfAttention(num_heads=4, dtype=d)(h)
+        h = nn.gelu(nn.Dense(4 * x.shape[-1], dtype=d)(nn.LayerNorm(dtype=d)(x)))
+        return x + nn.Dense(x.shape[-1], dtype=d)(h)
 
 
 class Transformer(nn.Module):
     """A small GPT without its mask."""
 
     layers: int = 12
+    dtype: Any = None
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        x = nn.Embed(1000, 256)(tokens)
+        x = nn.Embed(1000, 256, dtype=self.dtype)(tokens)
         for _ in range(self.layers):
-            x = Block()(x)
-        return nn.Dense(1000)(nn.LayerNorm()(x))
+            x = Block(self.dtype)(x)
+        return nn.Dense(1000, dtype=self.dtype)(nn.LayerNorm(dtype=self.dtype)(x))
 
 
 def make_loss(model: nn.Module) -> Callable[..., jax.Array]:
@@ -135,48 +139,87 @@ CASTS: dict[str, Callable[[Any], Any]] = {
     "autocast bfloat16": lambda f: autocast(f, jnp.bfloat16),
     "autocast float16": lambda f: autocast(f, jnp.float16),
 }
+BY_HAND: dict[str, Callable[[Any], Any]] = CASTS | {"by hand": lambda f: f}
+
+
+def dtype_of(cast: Callable[[Any], Any]) -> Any:
+    """Returns the dtype that a program itself casts to: with float32 it casts nothing."""
+    return jnp.bfloat16 if cast is BY_HAND["by hand"] else jnp.float32
 
 
 def measure_transformer(repeats: int) -> None:
     """Prints the ratios for transformers of 12 and 48 layers, forward and gradient."""
     print_header("transformers", repeats)
     for layers in (12, 48):
-        model = Transformer(layers=layers)
         tokens = jnp.zeros((8, 128), jnp.int32)
-        args = jax.eval_shape(model.init, jax.random.key(0), tokens), tokens
-        loss = functools.partial(make_loss, model)
-        print_ratios(
-            f"{layers} layers, forward", lambda cast, f=loss: cast(f()), CASTS, args, repeats
-        )
-        print_ratios(
-            f"{layers} layers, gradient",
-            lambda cast, f=loss: jax.grad(cast(f())),
-            CASTS,
-            args,
-            repeats,
-        )
+        args = jax.eval_shape(Transformer(layers).init, jax.random.key(0), tokens), tokens
+        make = lambda dtype, n=layers: make_loss(Transformer(n, dtype))
+        print_both(f"{layers} layers", make, args, repeats)
 
 
-def make_mlp() -> Callable[..., jax.Array]:
+def print_both(name: str, make: Callable[[Any], Any], args: Any, repeats: int) -> None:
+    """Prints the ratios of a loss, forward and gradient.
+
+    Args:
+        name: The name of the program.
+        make: Returns the loss, a new function object, from the dtype that it casts to itself.
+        args: As for `print_ratios`.
+        repeats: As for `print_ratios`.
+    """
+    forward = lambda cast: cast(make(dtype_of(cast)))
+    print_ratios(f"{name}, forward", forward, BY_HAND, args, repeats)
+    print_ratios(f"{name}, gradient", lambda c: jax.grad(forward(c)), BY_HAND, args, repeats)
+
+
+def make_mlp(dtype: Any) -> Callable[..., jax.Array]:
     """Returns a loss without a layer library, a new function object at each call."""
 
     def loss(params: list[tuple[jax.Array, jax.Array]], x: jax.Array) -> jax.Array:
+        x = x.astype(dtype)
         for w, b in params:
-            x = jax.nn.relu(x @ w + b)
-        return jnp.mean(x)
+            x = jax.nn.relu(x @ w.astype(dtype) + b.astype(dtype))
+        return jnp.mean(x.astype(jnp.float32))
+
+    return loss
+
+
+def norm(x: jax.Array) -> jax.Array:
+    """Returns normalized activations, in float32."""
+    x = x.astype(jnp.float32)
+    x = x - x.mean(-1, keepdims=True)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + 1e-6)
+
+
+def make_plain_transformer(dtype: Any) -> Callable[..., jax.Array]:
+    """Returns the loss of a transformer without a layer library, a new object at each call."""
+
+    def loss(params: Any, tokens: jax.Array) -> jax.Array:
+        params = jax.tree.map(lambda w: w.astype(dtype), params)
+        x = params["embedding"][tokens]
+        for p in params["layers"]:
+            h = norm(x).astype(dtype)
+            q, k, v = (jnp.einsum("btd,dhe->bthe", h, p[name]) for name in "qkv")
+            scores = jnp.einsum("bqhe,bkhe->bhqk", q, k).astype(jnp.float32) / 8
+            weights = jax.nn.softmax(scores).astype(dtype)
+            x = x + jnp.einsum("bhqk,bkhe,hed->bqd", weights, v, p["o"])
+            h = jax.nn.gelu(norm(x).astype(dtype) @ p["up"])
+            x = x + h @ p["down"]
+        logits = (x @ params["embedding"].T).astype(jnp.float32)
+        return -jnp.mean(jax.nn.log_softmax(logits)[..., 0])
 
     return loss
 
 
 def measure_plain(repeats: int) -> None:
-    """Prints the ratios for an MLP of 100 layers in plain JAX, forward and gradient."""
-    print_header("an MLP in plain JAX", repeats)
-    layer = (jnp.ones((64, 64)), jnp.ones(64))
-    args = ([layer] * 100, jnp.ones((8, 64)))
-    print_ratios("100 layers, forward", lambda cast: cast(make_mlp()), CASTS, args, repeats)
-    print_ratios(
-        "100 layers, gradient", lambda cast: jax.grad(cast(make_mlp())), CASTS, args, repeats
-    )
+    """Prints the ratios for a transformer and an MLP in plain JAX, forward and gradient."""
+    print_header("plain JAX", repeats)
+    layer = {name: jnp.ones((64, 4, 16)) for name in "qkv"} | {"o": jnp.ones((4, 16, 64))}
+    layer |= {"up": jnp.ones((64, 256)), "down": jnp.ones((256, 64))}
+    params = {"embedding": jnp.ones((256, 64)), "layers": [layer] * 12}
+    args = (params, jnp.zeros((2, 32), jnp.int32))
+    print_both("12 layers", make_plain_transformer, args, repeats)
+    args = ([(jnp.ones((64, 64)), jnp.ones(64))] * 100, jnp.ones((8, 64)))
+    print_both("MLP of 100 layers", make_mlp, args, repeats)
 
 
 def measure_shared_layer(calls: int, repeats: int) -> None:

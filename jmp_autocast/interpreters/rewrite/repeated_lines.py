@@ -224,7 +224,6 @@ def _plan_key(
             return None
         (inner,) = action.plans
         of_action: Any = action.unchanged, id(inner)
-        params = eqn.params.get("name")
         if has_rules:
             of_inner = id(inner.equations), inner.inputs, inner.outputs, inner.output_dtypes
             of_action, params = (action.unchanged, of_inner), rule_of(eqn)
