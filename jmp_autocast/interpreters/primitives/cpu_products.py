@@ -172,8 +172,9 @@ def can_be_arranged(xs: Sequence[Any]) -> bool:
     They may not if the type has a sharding, which JAX cannot always infer for a merged dimension,
     or a symbolic size.
     """
-    sizes = [n for x in xs for n in x.shape]
-    return all(isinstance(n, int) and n > 0 for n in sizes) and not any(map(_is_split, xs))
+    specs = [getattr(getattr(jax.typeof(x), "sharding", None), "spec", ()) for x in xs]
+    is_split = any(axis is not None for spec in specs for axis in spec)
+    return not is_split and all(isinstance(n, int) and n > 0 for x in xs for n in x.shape)
 
 
 def is_exchanged(jaxpr: Jaxpr, product: JaxprEqn) -> bool:
@@ -194,8 +195,3 @@ def is_exchanged(jaxpr: Jaxpr, product: JaxprEqn) -> bool:
     exchanged = (*range(len(batch)), *range(rows, ndim), *range(len(batch), rows))
     (reader,) = readers
     return reader.primitive.name == "transpose" and reader.params["permutation"] == exchanged
-
-
-def _is_split(x: Any) -> bool:
-    sharding = getattr(jax.typeof(x), "sharding", None)
-    return any(axis is not None for axis in getattr(sharding, "spec", ()))

@@ -23,6 +23,7 @@ from ..compat import (
     open_jaxpr,
     variables_in,
 )
+from ..compat.rebuilding import with_equations
 from ..compat.registration import plain_function
 
 
@@ -106,10 +107,7 @@ class _Finaliser:
                 for e in plain.eqns
             ]
             atoms.update(zip(eqn.outvars, _read(plain.outvars, inside), strict=True))
-        if not atoms and all(map(operator.is_, eqns, body.eqns)):
-            return jaxpr
-        new = body.replace(eqns=eqns, outvars=_read(body.outvars, atoms))
-        return new if body is jaxpr else jaxpr.replace(jaxpr=new)
+        return with_equations(jaxpr, eqns, _read(body.outvars, atoms))
 
 
 def _read(variables: Sequence[Any], atoms: dict[Any, Any]) -> list[Any]:

@@ -95,7 +95,6 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     place = {d: k for k, d in enumerate(kept)}
     array = lax.reshape(array, [whole[d] for d in kept])
     numbers = eqn.params["dimension_numbers"]
-    collapsed = [d for d in numbers.collapsed_slice_dims if d in place]
     pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     batch = [(place[d], k) for d, k in pairs if d in place]
     columns = [k for k, d in enumerate(numbers.start_index_map) if d in place]
@@ -104,28 +103,16 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         array = lax.transpose(array, [d for d, _ in order])
         small = lax.broadcast_in_dim(array, indices.shape[:-1], [k for _, k in order])
         return lax.reshape(small, aval_of(eqn.outvars[0]).shape)
-    small = lax.gather(
-        array,
-        _columns(indices, columns),
-        lax.GatherDimensionNumbers(
-            offset_dims=(),
-            collapsed_slice_dims=tuple(place[d] for d in collapsed),
-            start_index_map=tuple(place[numbers.start_index_map[k]] for k in columns),
-            operand_batching_dims=tuple(d for d, _ in batch),
-            start_indices_batching_dims=tuple(k for _, k in batch),
-        ),
-        slice_sizes=(1,) * array.ndim,
-        mode=eqn.params["mode"],
-        fill_value=eqn.params["fill_value"],
-    )
+    if len(columns) < indices.shape[-1]:
+        taken = [lax.slice_in_dim(indices, k, k + 1, axis=-1) for k in columns]
+        indices = lax.concatenate(taken, indices.ndim - 1)
+    collapsed = tuple(place[d] for d in numbers.collapsed_slice_dims if d in place)
+    indexed = tuple(place[numbers.start_index_map[k]] for k in columns)
+    of_array, of_indices = zip(*batch, strict=True) if batch else ((), ())
+    dimensions = lax.GatherDimensionNumbers((), collapsed, indexed, of_array, of_indices)
+    options = {name: eqn.params[name] for name in ("mode", "fill_value")}
+    small = lax.gather(array, indices, dimensions, (1,) * array.ndim, **options)
     return lax.reshape(small, aval_of(eqn.outvars[0]).shape)
-
-
-def _columns(indices: Any, columns: Sequence[int]) -> Any:
-    if len(columns) == indices.shape[-1]:
-        return indices
-    taken = [lax.slice_in_dim(indices, k, k + 1, axis=-1) for k in columns]
-    return lax.concatenate(taken, indices.ndim - 1)
 
 
 def with_all_dimensions(eqn: JaxprEqn, array: Any) -> Any:
@@ -151,20 +138,9 @@ def _is_picked(index: Any, shape: Sequence[int], axis: int) -> Any:
 
 def _gathered(x: Any, index: Any, *, axis: int, outside: float) -> Any:
     others = tuple(d for d in range(x.ndim) if d != axis)
-    return lax.gather(
-        x,
-        index[..., None],
-        lax.GatherDimensionNumbers(
-            offset_dims=(),
-            collapsed_slice_dims=(axis,),
-            start_index_map=(axis,),
-            operand_batching_dims=others,
-            start_indices_batching_dims=others,
-        ),
-        slice_sizes=(1,) * x.ndim,
-        mode=lax.GatherScatterMode.FILL_OR_DROP,
-        fill_value=outside,
-    )
+    numbers = lax.GatherDimensionNumbers((), (axis,), (axis,), others, others)
+    mode = lax.GatherScatterMode.FILL_OR_DROP
+    return lax.gather(x, index[..., None], numbers, (1,) * x.ndim, mode=mode, fill_value=outside)
 
 
 def _compared(x: Any, index: Any, *, axis: int, outside: float) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax import lax
@@ -135,14 +135,7 @@ def has_plain_update(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name != "scatter" or update is None or not update.eqns
 
 
-_SCATTERS = {
-    "scatter": lax.scatter,
-    "scatter-add": lax.scatter_add,
-    "scatter-sub": lax.scatter_sub,
-    "scatter-mul": lax.scatter_mul,
-    "scatter-min": lax.scatter_min,
-    "scatter-max": lax.scatter_max,
-}
+_SCATTERS = having("redispatch")
 _SCATTER_OPTIONS = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
 
 
@@ -153,7 +146,8 @@ def redispatched(eqn: JaxprEqn, *operands: Any) -> Any:
     of a dtype that it does not take.
     """
     options = {name: eqn.params[name] for name in _SCATTER_OPTIONS}
-    return _SCATTERS[eqn.primitive.name](*operands, **options)
+    scatter: Any = getattr(lax, eqn.primitive.name.replace("-", "_"))
+    return scatter(*operands, **options)
 
 
 def dot_dimensions(eqn: JaxprEqn) -> Any:
@@ -184,37 +178,6 @@ def is_norm(eqn: JaxprEqn) -> bool:
     Not so a matrix that is multiplied by itself.
     """
     return eqn.invars[0] is eqn.invars[1] and free_dimensions(eqn) == (0, 0)
-
-
-class SummedAxes(NamedTuple):
-    """Over which dimensions of its factors a product, and those of its gradients, sum.
-
-    The last one of several; -1 without one.
-
-    Args:
-        product: Of the left and of the right factor.
-        gradients: Of the other factor and of the result, for the gradient of either factor.
-    """
-
-    product: tuple[int, int]
-    gradients: tuple[tuple[int, int], tuple[int, int]]
-
-
-def summed_axes(eqn: JaxprEqn) -> SummedAxes:
-    """Returns over which dimensions of its factors a contraction sums."""
-    if eqn.primitive.name == "conv_general_dilated":
-        lhs, rhs, out = eqn.params["dimension_numbers"]
-        return SummedAxes((lhs[1], rhs[1]), ((rhs[0], out[1]), (lhs[0], out[0])))
-    contracting, batch = dot_dimensions(eqn)
-    ranks = [aval_of(v).ndim for v in eqn.invars[:2]]
-    free = [
-        [d for d in range(rank) if d not in c and d not in b]
-        for rank, c, b in zip(ranks, contracting, batch, strict=True)
-    ]
-    lhs, rhs = ([-1, *dims][-1] for dims in contracting)
-    # A result has the batch dimensions first, then the free dimensions of the left operand.
-    of_lhs = len(batch[0]) + len(free[0]) - 1
-    return SummedAxes((lhs, rhs), (([-1, *free[1]][-1], -1), ([-1, *free[0]][-1], of_lhs)))
 
 
 def reduction_depth(eqn: JaxprEqn) -> int:
