@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Hashable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...policies.registry import registered_rules
 from ..after.copies import Copies, handed_in
@@ -22,20 +22,17 @@ from ..compat.keyed import Keyed
 from ..plan.data import EquationPlan, Plan
 from ..primitives.structure import STRUCTURES, Body, bodies, innermost_first, runs_again
 
-if TYPE_CHECKING:
-    from .rewriter import Rewriter
-
 # Deeper than any model; 1,000 frames of Python are 50 levels.
 _DEEP = 16
 
 
 def rewritten_bodies(
-    rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, arrays: Sequence[Any] | None = None
+    rewriter: Any, eqn: JaxprEqn, plan: EquationPlan, arrays: Sequence[Any] | None = None
 ) -> list[tuple[Any, Copies]]:
     """Returns the rewritten jaxpr of each body of an equation, and the copies that it takes.
 
     Args:
-        rewriter: Makes them.
+        rewriter: The `Rewriter`, whose file imports this one.
         eqn: The equation.
         plan: Its plan.
         arrays: The operands, where the equation is bound now.
@@ -73,11 +70,11 @@ def _copies_for(body: Body, copied: Copies) -> Copies:
     return tuple([(own.index(i), key) for i, key in copied if i in own])
 
 
-def make_innermost_first(rewriter: Rewriter, plan: Plan) -> None:
+def make_innermost_first(rewriter: Any, plan: Plan) -> None:
     """Makes the jaxprs of a program whose calls are nested deeply.
 
     Args:
-        rewriter: Makes and remembers them.
+        rewriter: The `Rewriter`, which makes and remembers them.
         plan: The plan of the program.
     """
     nested = innermost_first(plan, lambda p: [q for x in p.equations for q in x.inner])
@@ -89,9 +86,7 @@ def make_innermost_first(rewriter: Rewriter, plan: Plan) -> None:
                 rewritten_bodies(rewriter, eqn, equation)
 
 
-def _question(
-    rewriter: Rewriter, plan: Plan, body: Body, copies: Copies, of_planner: Hashable
-) -> Keyed:
+def _question(rewriter: Any, plan: Plan, body: Body, copies: Copies, of_planner: Hashable) -> Keyed:
     """Returns the function that makes a rewritten jaxpr, by all that the jaxpr follows from."""
     at, closed = body.takes_copies_at, body.jaxpr  # alive as long as its id is in a key
     asked = id(closed), plan.inputs, plan.wants, plan.path, copies, at
