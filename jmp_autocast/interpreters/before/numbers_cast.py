@@ -36,13 +36,10 @@ def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
         if i is not None and region_of(eqn).may_change(eqn.primitive.name):
             number, dtype = eqn.invars[i], aval_of(eqn.outvars[0]).dtype
             if (number, dtype) not in casts:
-                casts[number, dtype] = variable(with_dtype(number.aval, dtype))
+                made = casts[number, dtype] = variable(with_dtype(number.aval, dtype))
                 params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
-                eqns.append(
-                    equation_like(
-                        eqn, lax.convert_element_type_p, [number], casts[number, dtype], params
-                    )
-                )
+                primitive = lax.convert_element_type_p
+                eqns.append(equation_like(eqn, primitive, [number], made, params))
             operands = list(eqn.invars)
             operands[i] = casts[number, dtype]
             eqn = eqn.replace(invars=operands)
@@ -55,10 +52,7 @@ def _number(eqn: JaxprEqn, policy: Policy) -> int | None:
     dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
     for i in (0, 1):
         of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
-        if _is_number(of_number) and of_float == result and result in FLOAT_DTYPES:
+        is_number = isinstance(of_number, np.dtype) and of_number.kind in "biu"
+        if is_number and of_float == result and result in FLOAT_DTYPES:
             return i
     return None
-
-
-def _is_number(dtype: Any) -> bool:
-    return isinstance(dtype, np.dtype) and dtype.kind in "biu"

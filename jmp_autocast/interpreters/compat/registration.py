@@ -87,7 +87,8 @@ def acts_on_each_element(primitive: Any) -> None:
     batching.defvectorized(primitive)
 
 
-_stands_for: dict[Any, dict[str, Callable[..., Any]]] = {}
+STAND_INS: dict[Any, dict[str, Callable[..., Any]]] = {}
+"""For each of our primitives what `stands_for` was given."""
 
 
 def stands_for(
@@ -100,24 +101,22 @@ def stands_for(
         default: A function of arrays that takes the parameters by keyword.
         **by_platform: Another one by the name of a platform.
     """
-    _stands_for[primitive] = {"default": default, **by_platform}
+    STAND_INS[primitive] = {"default": default, **by_platform}
 
 
-def stand_ins() -> Mapping[Any, Mapping[str, Callable[..., Any]]]:
-    """Returns for each of our primitives what `stands_for` was given."""
-    return _stands_for
-
-
-def plain_function(eqn: JaxprEqn, platform: str) -> Callable[..., Any] | None:
+def plain_function(
+    primitive: Any, params: Mapping[str, Any], platform: str
+) -> Callable[..., Any] | None:
     """Returns an equation of our primitives as a function of arrays, None for JAX's primitives.
 
     Args:
-        eqn: The equation.
+        primitive: The primitive of the equation.
+        params: Its parameters.
         platform: A platform, as `jax.default_backend` names it.
     """
-    if (functions := _stands_for.get(eqn.primitive)) is None:
+    if (functions := STAND_INS.get(primitive)) is None:
         return None
-    return functools.partial(functions.get(platform, functions["default"]), **eqn.params)
+    return functools.partial(functions.get(platform, functions["default"]), **params)
 
 
 def lowers_to_operand(primitive: Any, position: int) -> None:

@@ -55,11 +55,9 @@ def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
         return None
     if params["batch_group_count"] > 1:
         return _by_position(lhs, rhs, params, dtype)
-    by_window = True
-    if (axes := _axes(lhs, rhs, params, by_window)) is None:
-        by_window = False
-        if (axes := _axes(lhs, rhs, params, by_window)) is None:
-            return _by_position(lhs, rhs, params, dtype)
+    by_window = (axes := _axes(lhs, rhs, params, True)) is not None
+    if axes is None and (axes := _axes(lhs, rhs, params, False)) is None:
+        return _by_position(lhs, rhs, params, dtype)
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec
     _, in_feature, *window_dims = numbers.rhs_spec

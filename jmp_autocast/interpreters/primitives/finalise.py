@@ -8,7 +8,7 @@ JAX operations of its lowering.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,14 +16,13 @@ import jax
 from ..compat import (
     JAXPRS,
     AnyJaxpr,
-    Literal,
     body_of,
     equation_context,
     fresh_make_jaxpr,
     open_jaxpr,
     variables_in,
 )
-from ..compat.rebuilding import with_equations
+from ..compat.rebuilding import renamed, with_equations
 from ..compat.registration import plain_function
 
 
@@ -92,8 +91,8 @@ class _Finaliser:
         body, eqns = body_of(jaxpr), []
         atoms: dict[Any, Any] = {}  # the replacements of our equations' results
         for eqn in body.eqns:
-            operands = _read(eqn.invars, atoms)
-            if (function := plain_function(eqn, self._platform)) is None:
+            operands = renamed(eqn.invars, atoms)
+            if (function := plain_function(eqn.primitive, eqn.params, self._platform)) is None:
                 params = _with_jaxprs(eqn.params, self.jaxpr)
                 is_same = params is eqn.params and atoms.keys().isdisjoint(variables_in(eqn.invars))
                 eqns.append(eqn if is_same else eqn.replace(invars=operands, params=params))
@@ -103,15 +102,11 @@ class _Finaliser:
             plain = open_jaxpr(self.jaxpr(traced))
             inside = dict(zip(plain.invars, operands, strict=True))
             eqns += [
-                e.replace(invars=_read(e.invars, inside), source_info=eqn.source_info)
+                e.replace(invars=renamed(e.invars, inside), source_info=eqn.source_info)
                 for e in plain.eqns
             ]
-            atoms.update(zip(eqn.outvars, _read(plain.outvars, inside), strict=True))
-        return with_equations(jaxpr, eqns, _read(body.outvars, atoms))
-
-
-def _read(variables: Sequence[Any], atoms: dict[Any, Any]) -> list[Any]:
-    return [v if isinstance(v, Literal) else atoms.get(v, v) for v in variables]
+            atoms.update(zip(eqn.outvars, renamed(plain.outvars, inside), strict=True))
+        return with_equations(jaxpr, eqns, renamed(body.outvars, atoms))
 
 
 def _with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:

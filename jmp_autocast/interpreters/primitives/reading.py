@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ...policies.precisions import is_algorithm, precision_of
-from ..compat import JaxprEqn, Literal, assumed_size, aval_of
-from .convolution_products import convolution_products
+from ..compat import JaxprEqn, Literal, aval_of
 from .cpu_algorithms import asks_for_algorithm
 from .held_contraction import contraction_in
 from .traits import DERIVATIVES, having
-
-_CONTRACTIONS = having("contracts")
 
 
 def asked_precision(eqn: JaxprEqn) -> Any:
@@ -218,47 +214,6 @@ def summands(eqn: JaxprEqn) -> int:
     if eqn.primitive.name in _SCATTERS:
         return math.prod(aval_of(eqn.invars[1]).shape[:-1])
     return reduction_depth(eqn)
-
-
-def flops(eqn: JaxprEqn) -> int:
-    """Returns the floating point operations of one run of an equation.
-
-    An estimate: two for each product that is summed, none with padding, one for each element that
-    is reduced or computed, and the operations of the usual algorithm for a factorization.
-    """
-    eqn = contraction_in(eqn) or eqn
-    if (algorithm := _LINEAR_ALGEBRA.get(eqn.primitive.name)) is not None:
-        (*batch, rows, columns), right = (
-            [assumed_size(length) for length in aval_of(v).shape]
-            for v in (eqn.invars[0], eqn.invars[-1])
-        )
-        count = math.prod(right) // max(math.prod((*batch, rows)), 1)
-        each = algorithm(max(rows, columns), min(rows, columns), count)
-        return round(math.prod(batch) * each)
-    if eqn.primitive.name == "conv_general_dilated":
-        return 2 * convolution_products(eqn)
-    results = sum(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars)
-    each = 2 if eqn.primitive.name in _CONTRACTIONS else 1
-    return each * results * reduction_depth(eqn)
-
-
-def _tall(m: int, n: int, _: int) -> float:
-    return 2 * m * n**2 - 2 * n**3 / 3
-
-
-# For a matrix of m rows and n columns, m >= n; r is the number of right-hand sides. Golub and Van
-# Loan, Matrix Computations, 4th edition, chapters 3 to 8; with the vectors, if there are any.
-_LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
-    "triangular_solve": lambda m, n, r: n**2 * r,
-    "cholesky": lambda m, n, r: n**3 / 3,
-    "lu": lambda m, n, r: m * n**2 - n**3 / 3,
-    **dict.fromkeys(("qr", "geqrf", "geqp3", "householder_product"), _tall),
-    "hessenberg": lambda m, n, r: 10 * n**3 / 3,
-    "tridiagonal": lambda m, n, r: 4 * n**3 / 3,
-    "eigh": lambda m, n, r: 9 * n**3,
-    **dict.fromkeys(("eig", "schur"), lambda m, n, r: 25 * n**3),
-    "svd": lambda m, n, r: 6 * m * n**2 + 20 * n**3,
-}
 
 
 def exponent(eqn: JaxprEqn) -> int | None:

@@ -98,18 +98,15 @@ def _emitted(
     rule = None if is_alone else rewriter.closed_over.rule_of(eqn)
     key = (id(inner), eqn.primitive.name) if is_alone else (of_plan, rule)
     if key not in rewriter.memo:
-        rewriter.memo[key] = _original(eqn) if is_original else _rebuilt(rewriter, eqn, plan)
+        is_jvp = eqn.primitive.name == "custom_jvp_call"
+        rebuilt = _rebuilt_custom_jvp if is_jvp else _rebuilt_custom_vjp
+        rewriter.memo[key] = _original(eqn) if is_original else rebuilt(rewriter, eqn, plan)
     function = rewriter.memo[key]
     if is_shared:
         if (inlined_key := (key, "inlined")) not in rewriter.memo:
             rewriter.memo[inlined_key] = inlined(function)
         function = rewriter.memo[inlined_key]
     return list(function(*xs))
-
-
-def _rebuilt(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:
-    is_jvp = eqn.primitive.name == "custom_jvp_call"
-    return (_rebuilt_custom_jvp if is_jvp else _rebuilt_custom_vjp)(rewriter, eqn, plan)
 
 
 def _as_in(dtype: Any) -> Want:
