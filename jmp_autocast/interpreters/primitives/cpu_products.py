@@ -59,8 +59,11 @@ def product(
 
 
 def _multiplied(left: _Side, right: _Side, dtype: Any) -> Any:
-    a, b = left.arranged(left.batch, left.rows, left.summed), right.as_right()
+    # The right operand may have its summed dimension first, or last.
     by_rows = right.stands(right.batch, right.rows, right.summed)
+    groups = (right.rows, right.summed) if by_rows else (right.summed, right.rows)
+    a = left.arranged(left.batch, left.rows, left.summed)
+    b = right.arranged(right.batch, *groups)
     rows, columns = left.rows.size, right.rows.size
     if rows == 1 < columns:
         a = _padded(a, 1)
@@ -114,11 +117,6 @@ class _Side(NamedTuple):
     def copied_right(self) -> int:
         """How many elements are copied to make it the right operand, in either layout."""
         return 0 if self.stands(self.batch, self.summed, self.rows) else self.copied_left
-
-    def as_right(self) -> Any:
-        by_rows = self.stands(self.batch, self.rows, self.summed)
-        groups = (self.rows, self.summed) if by_rows else (self.summed, self.rows)
-        return self.arranged(self.batch, *groups)
 
     def arranged(self, *groups: _Group) -> Any:
         """Returns the array with one dimension for each group.

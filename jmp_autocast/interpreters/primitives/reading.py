@@ -98,11 +98,8 @@ def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     Args:
         eqn: A ``broadcast_in_dim``, a ``gather``, or a maximum or minimum of windows.
     """
-    params, operand, result = (
-        eqn.params,
-        aval_of(eqn.invars[0]).shape,
-        aval_of(eqn.outvars[0]).shape,
-    )
+    params = eqn.params
+    operand, result = (aval_of(v).shape for v in (eqn.invars[0], eqn.outvars[0]))
     if "broadcast_dimensions" in params:
         kept = dict(zip(params["broadcast_dimensions"], operand, strict=True))
         return any(length != kept.get(k, 1) for k, length in enumerate(result))

@@ -29,10 +29,9 @@ def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[
     Raises:
         TypeError: The function returned another number of arrays, other shapes or dtypes.
     """
-    assert isinstance(plan.action, Emit)
-    action, dtypes = plan.action, list(plan.operands)
-    for i in action.as_they_are:
-        dtypes[i] = None
+    action = plan.action
+    assert isinstance(action, Emit)
+    dtypes = [None if i in action.as_they_are else d for i, d in enumerate(plan.operands)]
     read_so = dataclasses.replace(plan, operands=tuple(dtypes))
     arrays = [
         jnp.asarray(x, aval_of(v).dtype) if isinstance(value, Scalar) and x.dtype is None else x

@@ -48,7 +48,10 @@ def rewritten_bodies(
     is_kept = is_run and not (is_watched or rewriter.planned or eqn.effects or is_checked())
     found = []
     for inner, body in zip(plan.inner, bodies(eqn), strict=True):
-        pairs = _copies_for(body, copied)
+        # Bodies that share their operands (branches) all take the same copies; the bodies of a
+        # ``while`` take those of their own constants.
+        own = body.operands
+        pairs = tuple([(own.index(i), key) for i, key in copied if i in own])
         if inner.identity and not (pairs or is_entered):
             # One in which nothing changes stays the one that JAX has in its caches.
             jaxpr = body.jaxpr
@@ -58,16 +61,6 @@ def rewritten_bodies(
             jaxpr = rewriter.jaxpr(inner, body.jaxpr, pairs, body.takes_copies_at)
         found.append((jaxpr, pairs))
     return found
-
-
-def _copies_for(body: Body, copied: Copies) -> Copies:
-    """Returns pairs (input, key): the copies that a body takes as further inputs.
-
-    Bodies that share their operands (branches) all take the same ones; the bodies of a ``while``
-    take those of their own constants.
-    """
-    own = body.operands
-    return tuple([(own.index(i), key) for i, key in copied if i in own])
 
 
 def make_innermost_first(rewriter: Any, plan: Plan) -> None:
