@@ -57,12 +57,10 @@ def define_primitive(
     primitive = Primitive(name)
     primitive.def_impl(value or _compiled(primitive))
     primitive.def_abstract_eval(aval)
-    if jvp is not None:
-        ad.primitive_jvps[primitive] = jvp
-    if transpose is not None:
-        ad.primitive_transposes[primitive] = transpose
-    if batch is not None:
-        batching.primitive_batchers[primitive] = batch
+    tables = ad.primitive_jvps, ad.primitive_transposes, batching.primitive_batchers
+    for table, rule in zip(tables, (jvp, transpose, batch), strict=True):
+        if rule is not None:
+            table[primitive] = rule
     return primitive
 
 
@@ -140,26 +138,22 @@ def lowers_by_platform(
             CPU, ``cpu`` for those that XLA splits over several.
     """
     one_cpu = by_platform.pop("one_cpu", by_platform.get("cpu", default))
-    on_one = {**by_platform, "cpu": one_cpu}
-
-    def of_several(functions: Any, *operands: Any, **params: Any) -> Any:
-        bound = {name: functools.partial(f, **params) for name, f in functions.items()}
-        return lax.platform_dependent(
-            *operands, default=functools.partial(default, **params), **bound
-        )
+    on_several = {"default": default, **by_platform}
+    on_one = {**on_several, "cpu": one_cpu}
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         platform, *others = set(ctx.module_context.platforms)
         # A `shard_map` has a context without a number of devices: all of it runs on each.
         alone = getattr(ctx.module_context.axis_context, "num_devices", None) in (None, 1)
-        functions = on_one if alone else by_platform
-        function = functions.get(platform, default)
+        functions = on_one if alone else on_several
+        bound: Any = {name: functools.partial(f, **params) for name, f in functions.items()}
+        function = bound.get(platform, bound["default"])
         if others:
-            function = functools.partial(of_several, functions)
-        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, **params)
+            function = functools.partial(lax.platform_dependent, **bound)
+        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
     mlir.register_lowering(primitive, rule)
-    stands_for(primitive, default, **on_one)
+    stands_for(primitive, **on_one)
 
 
 def lowers_to_row_major(primitive: Any) -> None:
