@@ -30,21 +30,10 @@ from ..compat import (
     bound,
     jaxpr_as_fun,
     literal_value,
+    registration,
     with_dtype,
 )
 from ..compat.avals import has_other_cotangent
-from ..compat.registration import (
-    add_tangents,
-    at_front,
-    batch_size,
-    define_primitive,
-    is_undefined_primal,
-    is_zero,
-    lowers_by_platform,
-    stands_for,
-    transposed_by,
-    zero_tangent,
-)
 from .cached_bind import bind_cached, with_cached_derivative
 from .cpu_algorithms import asks_for_algorithm, in_algorithm
 from .cpu_convolutions import convolution
@@ -230,19 +219,21 @@ def _jvp(
     out = accumulate_p.bind(*primals, sources=sources, **params)
     terms = []
     for i, tangent in enumerate(tangents):
-        found = None if is_zero(tangent) else _factor_of(i, primals, sources)
+        found = None if registration.is_zero(tangent) else _factor_of(i, primals, sources)
         if found is not None:
             at, other, rest = found
             factors = (tangent, other) if at == 0 else (other, tangent)
             terms.append(accumulate_p.bind(*factors, *rest, sources=(), **params))
-    return out, functools.reduce(add_tangents, terms) if terms else zero_tangent(out)
+    if not terms:
+        return out, registration.zero_tangent(out)
+    return out, functools.reduce(registration.add_tangents, terms)
 
 
 def _transpose(
     cotangent: Any, *operands: Any, jaxpr: ClosedJaxpr, sources: tuple[int, ...], **params: Any
 ) -> list[Any]:
     def of_operand(i: int, operand: Any) -> Any:
-        if is_zero(cotangent) or not is_undefined_primal(operand):
+        if registration.is_zero(cotangent) or not registration.is_undefined_primal(operand):
             return None
         if (found := _factor_of(i, operands, sources)) is None:
             return None
@@ -270,11 +261,11 @@ def _batch(
     **params: Any,
 ) -> tuple[Any, int]:
     operands, dims = list(operands), list(dims)
-    size, count = batch_size(operands, dims), len(operands) - len(sources)
+    size, count = registration.batch_size(operands, dims), len(operands) - len(sources)
     for k, i in enumerate(sources, count):
         if dims[i] != dims[k]:  # a copy has the shape of its source
             for j in (i, k):
-                operands[j], dims[j] = at_front(operands[j], dims[j], size), 0
+                operands[j], dims[j] = registration.at_front(operands[j], dims[j], size), 0
     batched = _trace(_batched(jaxpr, tuple(dims[:count])), params["low"], operands[:count])
     return accumulate_p.bind(*operands, jaxpr=batched, sources=sources, **params), 0
 
@@ -286,7 +277,7 @@ def _transposed(jaxpr: ClosedJaxpr, at: int) -> Callable[..., Any]:
             # The cotangent of an unreduced product is a reduced array. `jax.linear_transpose`
             # insists on the type of the result.
             factors = (None, other) if at == 0 else (other, None)
-            return [transposed_by(jaxpr, (*factors, *rest), cotangent)]
+            return [registration.transposed_by(jaxpr, (*factors, *rest), cotangent)]
 
         def linear(x: Any) -> Any:
             factors = (x, other) if at == 0 else (other, x)
@@ -401,11 +392,11 @@ _CPU_FORMS: dict[str, Callable[..., Any]] = {
     "conv_general_dilated": convolution,
 }
 
-accumulate_p: Any = define_primitive(
+accumulate_p: Any = registration.define_primitive(
     "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
-lowers_by_platform(accumulate_p, default=_lowered, cpu=_on_cpus, one_cpu=_on_one_cpu)
+registration.lowers_by_platform(accumulate_p, default=_lowered, cpu=_on_cpus, one_cpu=_on_one_cpu)
 # Shapes that the kernels' form rejects: XLA aborts at bfloat16 products without its barriers.
-_widened_early = functools.partial(_widened, is_late=False)
-stands_for(accumulate_p, default=_lowered, cpu=functools.partial(_lowered, contract=_widened_early))
+_early = functools.partial(_lowered, contract=functools.partial(_widened, is_late=False))
+registration.stands_for(accumulate_p, default=_lowered, cpu=_early)
 holds_contraction(accumulate_p)

@@ -13,15 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..compat import JaxprEqn, aval_of, varying_axes
-from ..compat.registration import (
-    all_at_front,
-    define_primitive,
-    is_undefined_primal,
-    is_zero,
-    lowers_by_platform,
-    zero_tangent,
-)
+from ..compat import JaxprEqn, aval_of, registration, varying_axes
 from .cached_bind import bind_cached
 from .traits import BACKWARD
 
@@ -167,13 +159,13 @@ def _jvp(
 ) -> tuple[Any, Any]:
     (x, index), tangent = primals, tangents[0]
     out = pick_p.bind(x, index, axis=axis, outside=outside)
-    if is_zero(tangent):
-        return out, zero_tangent(out)
+    if registration.is_zero(tangent):
+        return out, registration.zero_tangent(out)
     return out, pick_p.bind(tangent, index, axis=axis, outside=0.0)
 
 
 def _transpose(cotangent: Any, x: Any, index: Any, *, axis: int, outside: float) -> list[Any]:
-    if is_zero(cotangent) or not is_undefined_primal(x):
+    if registration.is_zero(cotangent) or not registration.is_undefined_primal(x):
         return [None, None]
     is_picked = _is_picked(index, x.aval.shape, axis)
     return [jnp.where(is_picked, cotangent, jnp.zeros((), cotangent.dtype)), None]
@@ -182,17 +174,18 @@ def _transpose(cotangent: Any, x: Any, index: Any, *, axis: int, outside: float)
 def _batch(
     operands: Sequence[Any], dims: Sequence[int | None], *, axis: int, outside: float
 ) -> tuple[Any, int]:
-    return pick_p.bind(*all_at_front(operands, dims), axis=axis + 1, outside=outside), 0
+    given = registration.all_at_front(operands, dims)
+    return pick_p.bind(*given, axis=axis + 1, outside=outside), 0
 
 
-pick_p: Any = define_primitive(
+pick_p: Any = registration.define_primitive(
     "pick",
     aval=lambda x, index, *, axis, outside: x.update(shape=index.shape),
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
 )
-lowers_by_platform(pick_p, default=_gathered, tpu=_compared)
+registration.lowers_by_platform(pick_p, default=_gathered, tpu=_compared)
 
 
 def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:
