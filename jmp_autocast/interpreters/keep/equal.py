@@ -13,15 +13,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ...policies.callables import has_hash
-from ..compat import (
-    AnyJaxpr,
-    JaxprEqn,
-    Literal,
-    body_of,
-    consts_of,
-    name_entries,
-    source_line,
-)
+from ..compat import AnyJaxpr, JaxprEqn, Literal, body_of, consts_of, name_entries, source_line
 from ..primitives.structure import called, holds_rules, rule_of
 from .graph import Step
 from .segments import Unit

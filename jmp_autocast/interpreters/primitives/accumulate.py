@@ -39,12 +39,7 @@ from .cpu_algorithms import asks_for_algorithm, in_algorithm
 from .cpu_convolutions import convolution
 from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
-from .held_contraction import (
-    contraction_aval,
-    contraction_of,
-    contractions_of,
-    holds_contraction,
-)
+from .held_contraction import contraction_aval, contraction_of, contractions_of, holds_contraction
 from .source_view import source_view
 
 _BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -162,10 +157,7 @@ def _dot_in(dtype: np.dtype, dimension_numbers: Any) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _contraction(
-    primitive: Any,
-    params: tuple[tuple[str, Any], ...],
-    out: np.dtype,
-    sources: tuple[int, ...],
+    primitive: Any, params: tuple[tuple[str, Any], ...], out: np.dtype, sources: tuple[int, ...]
 ) -> Callable[..., Any]:
     def contraction(*operands: Any) -> Any:
         return [bind(primitive, operands, dict(params))]
