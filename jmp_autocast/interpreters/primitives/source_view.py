@@ -14,10 +14,9 @@ from .cached_bind import with_cached_derivative
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     out = source_view_p.bind(*primals)
-    tangent = tangents[0]
-    if registration.is_zero(tangent):
+    if registration.is_zero(tangents[0]):
         return out, registration.zero_tangent(out)
-    return out, lax.convert_element_type(tangent, out.dtype)
+    return out, lax.convert_element_type(tangents[0], out.dtype)
 
 
 def _transpose(cotangent: Any, full: Any, low: Any) -> list[Any]:
