@@ -8,8 +8,8 @@ for all its products, so that autocast does nothing. A kernel keeps its dtypes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ...policies import FLOAT32
 from ..compat import JaxprEqn, aval_of, is_array_aval, source_line
@@ -70,7 +70,6 @@ class KeptWide:
 
 
 K = TypeVar("K", bound=KeptWide)
-_Keeps: TypeAlias = Callable[[JaxprEqn, EquationPlan], bool]
 
 
 class GuardedProducts(KeptWide):
@@ -127,10 +126,8 @@ def guarded_products(plan: Plan) -> GuardedProducts | None:
         None if guards keep less than 1 % of the matmul and convolution FLOPs and precisions less
         than half, or less than a million in one call, or if their number is symbolic.
     """
-    guarded = _that_matter(GuardedProducts, plan, _is_guarded, flops, LEAST_SHARE)
-    return guarded or _that_matter(
-        GuardedProducts, plan, _is_requested, flops, LEAST_SHARE_OF_REQUESTS
-    )
+    guarded = _kept(GuardedProducts, plan, _is_guarded, flops, LEAST_SHARE)
+    return guarded or _kept(GuardedProducts, plan, _is_requested, flops, LEAST_SHARE_OF_REQUESTS)
 
 
 def wide_kernels(plan: Plan) -> WideKernels | None:
@@ -142,41 +139,36 @@ def wide_kernels(plan: Plan) -> WideKernels | None:
     Returns:
         None if they are less than 1 % of the FLOPs of products, or less than a million.
     """
-    return _that_matter(WideKernels, plan, _is_wide_kernel, kernel_flops, LEAST_SHARE)
+    return _kept(WideKernels, plan, _is_wide_kernel, kernel_flops, LEAST_SHARE)
 
 
-def kernels_in(visits: Sequence[Visit]) -> WideKernels | None:
+def kernels_in(plan: Plan) -> WideKernels | None:
     """Returns the kernels that keep float32, None where none does.
 
     Args:
-        visits: What `walk_plan` returns.
+        plan: The plan of a whole program.
     """
-    return _kept(WideKernels, visits, _is_wide_kernel, kernel_flops)
-
-
-def _that_matter(
-    kind: type[K], plan: Plan, keeps: _Keeps, flops_of: Callable[[JaxprEqn], int], share: float
-) -> K | None:
-    # Checked without a walk, which visits each call of one function.
-    if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
-        return None
-    return _kept(kind, walk_plan(plan), keeps, flops_of, LEAST_FLOPS, share)
+    return _kept(WideKernels, plan, _is_wide_kernel, kernel_flops, 0, 0)
 
 
 def _kept(
     kind: type[K],
-    visits: Sequence[Visit],
-    keeps: _Keeps,
+    plan: Plan,
+    keeps: Callable[[JaxprEqn, EquationPlan], bool],
     flops_of: Callable[[JaxprEqn], int],
-    least_flops: int = 0,
-    least_share: float = 0.0,
+    least_share: float,
+    least_flops: int = LEAST_FLOPS,
 ) -> K | None:
     """Returns the equations that ``keeps`` finds, if they have the least share of all products."""
+    # Checked without a walk, which visits each call of one function.
+    if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
+        return None
+    visits = walk_plan(plan)
     found = [(v.times * flops_of(v.eqn), v) for v in visits if keeps(v.eqn, v.plan)]
     others = (v for v in visits if v.eqn.primitive.name in _CONTRACTS and not keeps(v.eqn, v.plan))
     kept = sum(count for count, _ in found)
     total = kept + sum(v.times * flops(v.eqn) for v in others)
-    if not found or not at_least(kept, least_flops) or not at_least(kept, least_share * total):
+    if not at_least(kept, least_flops) or not at_least(kept, least_share * total):
         return None
     _, largest = max(found, key=lambda pair: pair[0])
     return kind(kept, kept / total, largest)
