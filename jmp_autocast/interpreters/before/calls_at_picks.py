@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from ...policies import Policy
 from ..compat import AnyJaxpr, JaxprEqn, Literal, aval_of, body_of, consts_of
 from ..compat.rebuilding import is_dropped, renamed, standing_in, variable, with_equations
 from ..primitives.picking import is_elementwise, passes_picks, picks
@@ -22,12 +21,11 @@ from ..primitives.structure import called, is_plain_call
 from ..regions import RegionOf
 
 
-def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
+def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
     """Returns a jaxpr without calls between picked elements and the value behind them.
 
     Args:
         jaxpr: An open or closed jaxpr; those in it are prepared.
-        policy: The policy of the program.
         region_of: Returns the region of an equation.
     """
     while True:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ...policies import FLOAT_DTYPES, Policy
+from ...policies import FLOAT_DTYPES
 from ..compat import AnyJaxpr, JaxprEqn, aval_of, body_of, with_dtype
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..primitives.traits import having
@@ -21,18 +21,17 @@ from ..regions import RegionOf
 _CONTRACTS = having("contracts")
 
 
-def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
+def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
     """Returns a jaxpr in which each product of a float and a number is one of two floats.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        policy: The policy of the program.
         region_of: Returns the region of an equation.
     """
     casts: dict[Any, Any] = {}
     eqns: list[Any] = []
     for eqn in body_of(jaxpr).eqns:
-        i = _number(eqn, policy) if eqn.primitive.name in _CONTRACTS else None
+        i = _number(eqn) if eqn.primitive.name in _CONTRACTS else None
         if i is not None and region_of(eqn).may_change(eqn.primitive.name):
             number, dtype = eqn.invars[i], aval_of(eqn.outvars[0]).dtype
             if (number, dtype) not in casts:
@@ -47,7 +46,7 @@ def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
     return with_equations(jaxpr, eqns)
 
 
-def _number(eqn: JaxprEqn, policy: Policy) -> int | None:
+def _number(eqn: JaxprEqn) -> int | None:
     """Returns the factor that is a cast integer if the other is a float with the result's type."""
     dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
     for i in (0, 1):

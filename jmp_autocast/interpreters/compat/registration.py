@@ -86,20 +86,8 @@ def acts_on_each_element(primitive: Any) -> None:
 
 
 STAND_INS: dict[Any, dict[str, Callable[..., Any]]] = {}
-"""For each of our primitives what `stands_for` was given."""
-
-
-def stands_for(
-    primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
-) -> None:
-    """Registers the JAX operations of a primitive, with others for some platforms.
-
-    Args:
-        primitive: The primitive.
-        default: A function of arrays that takes the parameters by keyword.
-        **by_platform: Another one by the name of a platform.
-    """
-    STAND_INS[primitive] = {"default": default, **by_platform}
+"""The JAX operations of each of our primitives, by platform: functions of arrays that take the
+parameters by keyword. Platforms without one of their own have that of ``"default"``."""
 
 
 def plain_function(
@@ -120,7 +108,7 @@ def plain_function(
 def lowers_to_operand(primitive: Any, position: int) -> None:
     """Lowers a primitive to nothing: its result is one of its operands."""
     mlir.register_lowering(primitive, lambda ctx, *operands, **_: [operands[position]])
-    stands_for(primitive, lambda *operands, **_: operands[position])
+    STAND_INS[primitive] = {"default": lambda *operands, **_: operands[position]}
 
 
 def lowers_by_platform(
@@ -153,7 +141,7 @@ def lowers_by_platform(
         return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
     mlir.register_lowering(primitive, rule)
-    stands_for(primitive, **on_one)
+    STAND_INS[primitive] = on_one
 
 
 def lowers_to_row_major(primitive: Any) -> None:
@@ -178,7 +166,7 @@ def lowers_to_row_major(primitive: Any) -> None:
         return pinned(ctx, operand)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
-    stands_for(primitive, lambda x: x)
+    STAND_INS[primitive] = {"default": lambda x: x}
 
 
 def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:

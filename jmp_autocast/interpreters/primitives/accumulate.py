@@ -390,5 +390,5 @@ accumulate_p: Any = registration.define_primitive(
 registration.lowers_by_platform(accumulate_p, default=_lowered, cpu=_on_cpus, one_cpu=_on_one_cpu)
 # Shapes that the kernels' form rejects: XLA aborts at bfloat16 products without its barriers.
 _early = functools.partial(_lowered, contract=functools.partial(_widened, is_late=False))
-registration.stands_for(accumulate_p, default=_lowered, cpu=_early)
+registration.STAND_INS[accumulate_p] = {"default": _lowered, "cpu": _early}
 holds_contraction(accumulate_p)
