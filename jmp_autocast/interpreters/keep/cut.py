@@ -100,11 +100,10 @@ class _Network:
     """
 
     def __init__(self, graph: Graph, strict: bool) -> None:
-        self.values = graph.values
-        self.number = {v: i for i, v in enumerate(self.values)}
-        self.source, self.sink = 2 * len(self.values), 2 * len(self.values) + 1
+        self.number = {v: i for i, v in enumerate(graph.values)}
+        self.source, self.sink = 2 * len(self.number), 2 * len(self.number) + 1
         self.behind: dict[Value, int] = {}
-        self.unit = max(1.0, sum(v.nbytes for v in self.values) / _TOTAL)
+        self.unit = max(1.0, sum(v.nbytes for v in self.number) / _TOTAL)
         self.wanted = {v: None for step in graph.steps for v in step.reads}
         # JAX keeps the operands of an opaque step, and those of a scope that is left alone.
         self.forced = {v: None for s in graph.steps if s.kind is StepKind.OPAQUE for v in s.reads}
@@ -137,7 +136,7 @@ class _Network:
         if step.level == v.level or v in self.fixed or v.is_stored:
             return 2 * self.number[v] + 1
         # There it is kept, or not read, at a cost of its own.
-        return self.behind.setdefault(v, 2 * len(self.values) + 2 + len(self.behind))
+        return self.behind.setdefault(v, self.sink + 1 + len(self.behind))
 
     def cut(self, price: float) -> Cut:
         """Returns the minimum cut at a cost of ``price`` kept bytes for each recomputed byte."""

@@ -33,7 +33,7 @@ from ..primitives.traits import BACKWARD
 from .choice import ResidualChoice
 from .cut import cut_of
 from .equal import alike
-from .graph import Role, Step, StepKind, Value, graph_of
+from .graph import Role, Step, Value, graph_of
 from .segments import Unit, units_of
 
 mark_frames(__file__)
@@ -173,7 +173,7 @@ class Emitter:
             site: The surroundings of the planned jaxpr.
             names: The name stack in place of the step's own.
         """
-        roles = [_role(x) if isinstance(x, Value) else Role.PARAM for x in step.operands]
+        roles = [x.role if isinstance(x, Value) else Role.PARAM for x in step.operands]
         stack = None if names is None else current_name_stack()
         with contextlib.ExitStack() as contexts:
             for eqn in (*step.around, step.eqn):
@@ -209,13 +209,6 @@ class Emitter:
             return [own[v] for v in unit.outputs]
 
         return segment
-
-
-def _role(v: Value) -> Role:
-    """Returns the role of a value for a consumer with a loop in it."""
-    if v.producer is not None and v.producer.kind is not StepKind.LEAF:
-        return Role.FRESH
-    return v.role
 
 
 def _read(atom: Atom, env: dict[Any, Any]) -> Any:

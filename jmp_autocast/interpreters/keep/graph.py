@@ -131,11 +131,6 @@ class Step:
         multiplies = "contracts" in words and reduction_depth(self.eqn) == 1
         return BACKWARD["mul"] if multiplies else words
 
-    @property
-    def scope(self) -> tuple[str, ...]:
-        """The names of the scopes around it, within the jaxpr."""
-        return tuple(name for eqn in (*self.around, self.eqn) for name in scope_names(eqn))
-
 
 @dataclasses.dataclass(slots=True)
 class Graph:
@@ -219,7 +214,8 @@ def _flatten(
             step = Step(eqn, around, operands, len(graph.steps))
             step.level = max((v.level for v in step.values), default=0)
             step.kind = _kind(step)
-            if step.kind is not StepKind.LEAF and excludes(step.scope):
+            scope = tuple(name for e in (*around, eqn) for name in scope_names(e))
+            if step.kind is not StepKind.LEAF and excludes(scope):
                 step.kind = StepKind.OPAQUE
             step.reads = _reads(step)
             if has_order(eqn):

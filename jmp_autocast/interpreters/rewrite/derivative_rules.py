@@ -181,10 +181,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
         closed = fresh_make_jaxpr(original_forward, *avals)
         # Outputs as the primal function returns them; residuals in whatever dtype they are computed
         # in.
-        wants = [
-            *(_as_in(s.dtype) for s in inner.outputs),
-            *(Want(needs=_LEADS) for _ in range(len(box["avals"]) - len(box["refs"]))),
-        ]
+        wants = [_as_in(s.dtype) for s in inner.outputs]
+        wants += [Want(needs=_LEADS)] * (len(box["avals"]) - len(box["refs"]))
         flat = rewriter.run(closed, xs, wants, inner)
         n = len(out_avals)
         for k, i in sorted(box["refs"].items()):
