@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeAlias
 
@@ -132,22 +131,13 @@ class Regions:
             found = matches(self._policy.rules, names)
             self._matches[names] = [*found, *_matches_in_code(names)]
         said = said_of(self._matches[names], primitive)
-        region = functools.partial(
-            Region,
-            governed=False,
-            names=names,
-            rule=said.rule,
-            precision=said.precision,
-            default_precision=self._default_precision,
-        )
-        if said.dtype is None:
-            return region(compute_dtype=self._compute_dtype, cause="", product=self._product(""))
-        dtype, cause = said.dtype.what, said.dtype.cause
-        if isinstance(dtype, str):
-            return region(
-                compute_dtype=self._compute_dtype, cause=cause, product=self._product(dtype)
-            )
-        return region(compute_dtype=dtype if dtype in COMPUTE_DTYPES else None, cause=cause)
+        what, cause = ("", "") if said.dtype is None else (said.dtype.what, said.dtype.cause)
+        if isinstance(what, str):
+            dtype, product = self._compute_dtype, self._product(what)
+        else:
+            dtype, product = what if what in COMPUTE_DTYPES else None, None
+        precisions = said.precision, self._default_precision
+        return Region(dtype, False, cause, names, said.rule, *precisions, product)
 
 
 def _matches_in_code(names: Sequence[str]) -> Iterator[Match]:

@@ -21,7 +21,7 @@ MASK = (X > 0).astype(jnp.int8)
 def prepared(fn, *args, policy=BF16):
     with jax.numpy_dtype_promotion("standard"):
         traced = jax.make_jaxpr(fn)(*args)
-    prepare = Preparation(policy, Regions(policy, marks_only=True))
+    prepare = Preparation(Regions(policy, marks_only=True))
     return traced, prepare(traced)
 
 

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterator
 
-from ...interpreters.primitives.convolution_products import pairs_that_meet
+from ...interpreters.primitives.flops import pairs_that_meet
 from .hlo import Instruction, Module, Shape, bits_of, dtype_name
 from .locations import location_of
 from .report import CompiledProduct

@@ -141,7 +141,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
     residuals = KeptBytes()
     if not is_gradient(planned.closed):
         residuals = kept_bytes(compat.jaxpr_as_fun(rewritten), shapes, params)
-    reads, kernels = read_dtypes(plan), kernels_in(walk_plan(plan))
+    reads, kernels = read_dtypes(plan), kernels_in(plan)
     products = [row for row in rows if row.primitive in CONTRACTIONS]
     # Only the two factors count: a ragged dot has the sizes of its groups as an operand.
     low = [row for row in products if all(map(is_low, row.operands[:2]))]

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 
 from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size
 from ...interpreters.plan.symbolic_sizes import element_count
+from ...interpreters.primitives.flops import flops
 from ...interpreters.primitives.held_contraction import contraction_in
-from ...interpreters.primitives.reading import flops
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32, STRUCTURAL
 

@@ -115,11 +115,7 @@ def _is_free(state: ValueState, variable: Atom) -> bool:
 
 
 def _torch_dtype(
-    origin: str,
-    eqn: JaxprEqn,
-    plan: EquationPlan,
-    given: Sequence[_Other],
-    compute_dtype: np.dtype,
+    origin: str, eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Other], compute_dtype: np.dtype
 ) -> _Other:
     """Returns the dtype in which PyTorch returns the result of an equation, None if in its own.
 

@@ -8,19 +8,16 @@ for all its products, so that autocast does nothing. A kernel keeps its dtypes.
 from __future__ import annotations
 
 import dataclasses
-import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
-
-import numpy as np
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from ...policies import FLOAT32
 from ..compat import JaxprEqn, aval_of, is_array_aval, source_line
 from ..plan.data import EquationPlan, Plan
 from ..plan.reasons import ReasonCode
 from ..plan.symbolic_sizes import at_least
-from ..primitives.kernel_flops import kernel_flops
-from ..primitives.reading import flops, names_algorithm
+from ..primitives.flops import flops, kernel_flops
+from ..primitives.reading import names_algorithm
 from ..primitives.traits import having
 from .walk import Visit, equations_once, walk_plan
 
@@ -40,12 +37,21 @@ def is_guard(code: ReasonCode) -> bool:
 
 
 def _is_guarded(eqn: JaxprEqn, plan: EquationPlan) -> bool:
-    return is_guard(plan.reason.code)
+    return eqn.primitive.name in _CONTRACTS and is_guard(plan.reason.code)
 
 
 def _is_requested(eqn: JaxprEqn, plan: EquationPlan) -> bool:
     # A dot algorithm is a choice of dtypes.
-    return plan.reason.code is ReasonCode.USER_PRECISION and not names_algorithm(eqn)
+    is_asked = plan.reason.code is ReasonCode.USER_PRECISION and eqn.primitive.name in _CONTRACTS
+    return is_asked and not names_algorithm(eqn)
+
+
+def _is_wide_kernel(eqn: JaxprEqn, plan: EquationPlan) -> bool:
+    is_wide = any(
+        dtype == FLOAT32 and is_array_aval(v.aval) and aval_of(v).dtype == FLOAT32
+        for v, dtype in zip(eqn.invars, plan.reads, strict=True)
+    )
+    return is_wide and kernel_flops(eqn) > 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +67,9 @@ class KeptWide:
     flops: int
     share: float
     largest: Visit
+
+
+K = TypeVar("K", bound=KeptWide)
 
 
 class GuardedProducts(KeptWide):
@@ -87,54 +96,6 @@ class GuardedProducts(KeptWide):
         )
 
 
-def guarded_products(plan: Plan) -> GuardedProducts | None:
-    """Returns the products that guards or precisions keep in float32, if they matter.
-
-    Args:
-        plan: The plan of a whole program.
-
-    Returns:
-        None if guards keep less than 1 % of the matmul and convolution FLOPs and precisions less
-        than half, or less than a million in one call, or if their number is symbolic.
-    """
-    once = [(eqn, own) for _, eqn, own in equations_once(plan) if eqn.primitive.name in _CONTRACTS]
-    for keeps, least in ((_is_guarded, LEAST_SHARE), (_is_requested, LEAST_SHARE_OF_REQUESTS)):
-        # Checked without a walk, which visits each call of one function.
-        if any(itertools.starmap(keeps, once)) and (found := _kept_by(keeps, plan, least)):
-            return found
-    return None
-
-
-def _kept_by(
-    keeps: Callable[[JaxprEqn, EquationPlan], bool], plan: Plan, least: float
-) -> GuardedProducts | None:
-    visits = [v for v in walk_plan(plan) if v.eqn.primitive.name in _CONTRACTS]
-    found = [v for v in visits if keeps(v.eqn, v.plan)]
-    kept, total = _flops(found), _flops(visits)
-    if not at_least(kept, LEAST_FLOPS) or not at_least(kept, least * total):
-        return None
-    largest = max(found, key=lambda v: _flops([v]))
-    return GuardedProducts(kept, kept / total, largest)
-
-
-def _flops(visits: Sequence[Visit]) -> int:
-    return sum(visit.times * flops(visit.eqn) for visit in visits)
-
-
-def is_wide_kernel(eqn: JaxprEqn, reads: Sequence[np.dtype | None]) -> bool:
-    """Returns whether an equation is a kernel that multiplies float32 operands.
-
-    Args:
-        eqn: The equation.
-        reads: The dtype in which it reads each operand.
-    """
-    is_wide = any(
-        dtype == FLOAT32 and is_array_aval(v.aval) and aval_of(v).dtype == FLOAT32
-        for v, dtype in zip(eqn.invars, reads, strict=True)
-    )
-    return is_wide and kernel_flops(eqn) > 0
-
-
 class WideKernels(KeptWide):
     """The kernels that keep float32."""
 
@@ -155,6 +116,20 @@ class WideKernels(KeptWide):
         )
 
 
+def guarded_products(plan: Plan) -> GuardedProducts | None:
+    """Returns the products that guards or precisions keep in float32, if they matter.
+
+    Args:
+        plan: The plan of a whole program.
+
+    Returns:
+        None if guards keep less than 1 % of the matmul and convolution FLOPs and precisions less
+        than half, or less than a million in one call, or if their number is symbolic.
+    """
+    guarded = _kept(GuardedProducts, plan, _is_guarded, flops, LEAST_SHARE)
+    return guarded or _kept(GuardedProducts, plan, _is_requested, flops, LEAST_SHARE_OF_REQUESTS)
+
+
 def wide_kernels(plan: Plan) -> WideKernels | None:
     """Returns the kernels that keep float32, if they matter.
 
@@ -164,25 +139,36 @@ def wide_kernels(plan: Plan) -> WideKernels | None:
     Returns:
         None if they are less than 1 % of the FLOPs of products, or less than a million.
     """
-    if not any(kernel_flops(eqn) > 0 for _, eqn, _ in equations_once(plan)):
-        return None  # without a walk, which goes into each call of one function
-    found = kernels_in(walk_plan(plan))
-    if found is None or not at_least(found.flops, LEAST_FLOPS):
-        return None
-    return found if at_least(found.share, LEAST_SHARE) else None
+    return _kept(WideKernels, plan, _is_wide_kernel, kernel_flops, LEAST_SHARE)
 
 
-def kernels_in(visits: Sequence[Visit]) -> WideKernels | None:
+def kernels_in(plan: Plan) -> WideKernels | None:
     """Returns the kernels that keep float32, None where none does.
 
     Args:
-        visits: What `walk_plan` returns.
+        plan: The plan of a whole program.
     """
-    found = [v for v in visits if is_wide_kernel(v.eqn, v.plan.reads)]
-    each = [v.times * kernel_flops(v.eqn) for v in found]
-    products = [v for v in visits if v.eqn.primitive.name in _CONTRACTS]
-    total = sum(each) + _flops(products)
-    if not found:
+    return _kept(WideKernels, plan, _is_wide_kernel, kernel_flops, 0, 0)
+
+
+def _kept(
+    kind: type[K],
+    plan: Plan,
+    keeps: Callable[[JaxprEqn, EquationPlan], bool],
+    flops_of: Callable[[JaxprEqn], int],
+    least_share: float,
+    least_flops: int = LEAST_FLOPS,
+) -> K | None:
+    """Returns the equations that ``keeps`` finds, if they have the least share of all products."""
+    # Checked without a walk, which visits each call of one function.
+    if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
         return None
-    largest = found[max(range(len(found)), key=each.__getitem__)]
-    return WideKernels(sum(each), sum(each) / total, largest)
+    visits = walk_plan(plan)
+    found = [(v.times * flops_of(v.eqn), v) for v in visits if keeps(v.eqn, v.plan)]
+    others = (v for v in visits if v.eqn.primitive.name in _CONTRACTS and not keeps(v.eqn, v.plan))
+    kept = sum(count for count, _ in found)
+    total = kept + sum(v.times * flops(v.eqn) for v in others)
+    if not at_least(kept, least_flops) or not at_least(kept, least_share * total):
+        return None
+    _, largest = max(found, key=lambda pair: pair[0])
+    return kind(kept, kept / total, largest)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ...policies.registry import known_rule
-from ..compat import JaxprEqn
 from ..plan.data import Plan
 from ..plan.planner import Planner
 from ..plan.structural import planning_rule
@@ -17,17 +16,9 @@ def unknown_primitives(planner: Planner, plan: Plan) -> tuple[str, ...]:
         planner: What planned the program.
         plan: The plan of the program, or of a derivative rule in it.
     """
-    return tuple(
-        dict.fromkeys(
-            eqn.primitive.name
-            for body, eqn, _ in equations_once(plan)
-            if _is_unknown(planner, body, eqn)
-        )
-    )
-
-
-def _is_unknown(planner: Planner, body: Plan, eqn: JaxprEqn) -> bool:
-    name = eqn.primitive.name
-    if planning_rule(name) is not None:
-        return False
-    return known_rule(name, planner.regions.at(body.path, eqn).rule)[1] == "unknown"
+    found: dict[str, None] = {}
+    for body, eqn, _ in equations_once(plan):
+        name, rule = eqn.primitive.name, planner.regions.at(body.path, eqn).rule
+        if planning_rule(name) is None and known_rule(name, rule)[1] == "unknown":
+            found[name] = None
+    return tuple(found)

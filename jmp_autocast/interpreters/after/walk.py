@@ -55,22 +55,10 @@ def walk_plan(plan: Plan, inputs: Sequence[Origin] | None = None) -> list[Visit]
         plan: The plan of the whole program.
         inputs: The origin of each of its inputs, such as its path in the arguments.
     """
-    return walk_with_outputs(plan, inputs)[0]
-
-
-def walk_with_outputs(
-    plan: Plan, inputs: Sequence[Origin] | None = None
-) -> tuple[list[Visit], list[Origin]]:
-    """Returns what `walk_plan` does, and where each output of the program comes from.
-
-    Args:
-        plan: The plan of the whole program.
-        inputs: As for `walk_plan`.
-    """
     visits: list[Visit] = []
     origins = [None] * len(plan.jaxpr.invars) if inputs is None else inputs
-    outputs = _walk(plan, origins, visits, plan.path, 0, 1)
-    return visits, outputs
+    _walk(plan, origins, visits, plan.path, 0, 1)
+    return visits
 
 
 def equations_once(

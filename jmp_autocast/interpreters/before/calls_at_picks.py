@@ -11,42 +11,33 @@ which elements are picked first: `rewrite/picked_first.py`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from typing import Any
 
-from ...policies import Policy
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of, consts_of
-from ..compat.rebuilding import is_dropped, standing_in, variable, with_equations
+from ..compat import AnyJaxpr, JaxprEqn, Literal, aval_of, body_of, consts_of
+from ..compat.rebuilding import is_dropped, renamed, standing_in, variable, with_equations
 from ..primitives.picking import is_elementwise, passes_picks, picks
-from ..primitives.structure import bodies, is_plain_call
+from ..primitives.structure import called, is_plain_call
 from ..regions import RegionOf
 
 
-def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
+def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
     """Returns a jaxpr without calls between picked elements and the value behind them.
 
     Args:
         jaxpr: An open or closed jaxpr; those in it are prepared.
-        policy: The policy of the program.
         region_of: Returns the region of an equation.
     """
-
-    def may_inline(eqn: JaxprEqn) -> bool:
-        return region_of(eqn).may_change(eqn.primitive.name)
-
-    def is_picked_from(eqn: JaxprEqn) -> bool:
-        return picks(eqn) and region_of(eqn).lowers
-
     while True:
         body = body_of(jaxpr)
         calls = {k: eqn for k, eqn in enumerate(body.eqns) if _is_open(eqn)}
-        picked = [eqn.invars[0] for eqn in body.eqns if is_picked_from(eqn)]
         if not calls:
             return jaxpr
-        through = _picked_through(calls)
+        picked = [e.invars[0] for e in body.eqns if picks(e) and region_of(e).lowers]
         behind = _values_behind(body, picked)
         made_in = {k for k, eqn in calls.items() if behind and _makes_elementwise(eqn, behind)}
-        found = {k for k in through | made_in if may_inline(calls[k])}
+        near = {k: calls[k] for k in _picked_through(calls) | made_in}
+        found = {k for k, e in near.items() if region_of(e).may_change(e.primitive.name)}
         if not found:
             return jaxpr
         jaxpr = _inlined(jaxpr, found)
@@ -54,11 +45,7 @@ def calls_at_picks(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
 
 def _is_open(eqn: JaxprEqn) -> bool:
     """Whether a call can be inlined."""
-    return is_plain_call(eqn) and not eqn.effects and not consts_of(bodies(eqn)[0].jaxpr)
-
-
-def _called(eqn: JaxprEqn) -> Any:
-    return body_of(bodies(eqn)[0].jaxpr)
+    return is_plain_call(eqn) and not eqn.effects and not consts_of(called(eqn))
 
 
 def _picked_through(calls: dict[int, Any]) -> set[int]:
@@ -67,15 +54,12 @@ def _picked_through(calls: dict[int, Any]) -> set[int]:
     A value that is picked outside of the call has to exist there, and its gradient with it.
     """
     reached: dict[int, bool] = {}
-    found = set()
-    for k, eqn in calls.items():
-        inner = _called(eqn)
+    inside = {k: body_of(called(eqn)) for k, eqn in calls.items()}
+    for inner in inside.values():
         if id(inner) not in reached:
             behind = _values_behind(inner, [e.invars[0] for e in inner.eqns if picks(e)])
             reached[id(inner)] = not behind.isdisjoint(inner.invars)
-        if reached[id(inner)]:
-            found.add(k)
-    return found
+    return {k for k, inner in inside.items() if reached[id(inner)]}
 
 
 def _values_behind(jaxpr: AnyJaxpr, picked: Iterable[Any]) -> set[Any]:
@@ -91,11 +75,9 @@ def _values_behind(jaxpr: AnyJaxpr, picked: Iterable[Any]) -> set[Any]:
 
 def _makes_elementwise(eqn: JaxprEqn, behind: Collection[Any]) -> bool:
     """Whether a call makes one of some values element by element."""
-    inner = _called(eqn)
+    inner = body_of(called(eqn))
     pairs = zip(eqn.outvars, inner.outvars, strict=True)
     made = {v for out, v in pairs if out in behind and not isinstance(v, Literal)}
-    if not made:
-        return False
     makers = [e for e in inner.eqns if not made.isdisjoint(e.outvars)]
     return any(is_elementwise(e) or (_is_open(e) and _makes_elementwise(e, made)) for e in makers)
 
@@ -107,12 +89,12 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
     names: dict[Any, Any] = {}
     eqns: list[Any] = []
     for k, eqn in enumerate(body.eqns):
-        operands = _read(names, eqn.invars)
+        operands = renamed(eqn.invars, names)
         if k not in calls:
             is_same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
             eqns.append(eqn if is_same else eqn.replace(invars=operands))
             continue
-        inner = _called(eqn)
+        inner = body_of(called(eqn))
         inside = dict(zip(inner.invars, operands, strict=True))
         # A user's rule may close over the variables, so they are kept: those of the call, and
         # those in its body if it is inlined once.
@@ -125,10 +107,6 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
                     inside[v] = variable(v.aval) if v in made else v
                     made.add(v)
             results = [inside[v] for v in e.outvars]
-            eqns.append(standing_in(eqn, e, _read(inside, e.invars), results))
-        names.update(zip(eqn.outvars, _read(inside, inner.outvars), strict=True))
-    return with_equations(jaxpr, eqns, _read(names, body.outvars))
-
-
-def _read(names: dict[Any, Any], atoms: Sequence[Atom]) -> list[Any]:
-    return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]
+            eqns.append(standing_in(eqn, e, renamed(e.invars, inside), results))
+        names.update(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
+    return with_equations(jaxpr, eqns, renamed(body.outvars, names))

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ...policies import FLOAT_DTYPES, Policy
+from ...policies import FLOAT_DTYPES
 from ..compat import AnyJaxpr, JaxprEqn, aval_of, body_of, with_dtype
 from ..compat.rebuilding import equation_like, variable, with_equations
 from ..primitives.traits import having
@@ -21,28 +21,24 @@ from ..regions import RegionOf
 _CONTRACTS = having("contracts")
 
 
-def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
+def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
     """Returns a jaxpr in which each product of a float and a number is one of two floats.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        policy: The policy of the program.
         region_of: Returns the region of an equation.
     """
     casts: dict[Any, Any] = {}
     eqns: list[Any] = []
     for eqn in body_of(jaxpr).eqns:
-        i = _number(eqn, policy) if eqn.primitive.name in _CONTRACTS else None
+        i = _number(eqn) if eqn.primitive.name in _CONTRACTS else None
         if i is not None and region_of(eqn).may_change(eqn.primitive.name):
             number, dtype = eqn.invars[i], aval_of(eqn.outvars[0]).dtype
             if (number, dtype) not in casts:
-                casts[number, dtype] = variable(with_dtype(number.aval, dtype))
+                made = casts[number, dtype] = variable(with_dtype(number.aval, dtype))
                 params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
-                eqns.append(
-                    equation_like(
-                        eqn, lax.convert_element_type_p, [number], casts[number, dtype], params
-                    )
-                )
+                primitive = lax.convert_element_type_p
+                eqns.append(equation_like(eqn, primitive, [number], made, params))
             operands = list(eqn.invars)
             operands[i] = casts[number, dtype]
             eqn = eqn.replace(invars=operands)
@@ -50,15 +46,12 @@ def numbers_cast(jaxpr: AnyJaxpr, policy: Policy, region_of: RegionOf) -> Any:
     return with_equations(jaxpr, eqns)
 
 
-def _number(eqn: JaxprEqn, policy: Policy) -> int | None:
+def _number(eqn: JaxprEqn) -> int | None:
     """Returns the factor that is a cast integer if the other is a float with the result's type."""
     dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
     for i in (0, 1):
         of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
-        if _is_number(of_number) and of_float == result and result in FLOAT_DTYPES:
+        is_number = isinstance(of_number, np.dtype) and of_number.kind in "biu"
+        if is_number and of_float == result and result in FLOAT_DTYPES:
             return i
     return None
-
-
-def _is_number(dtype: Any) -> bool:
-    return isinstance(dtype, np.dtype) and dtype.kind in "biu"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ...policies import Policy
 from ..compat import AnyJaxpr, JaxprEqn, body_of
 from ..compat.rebuilding import with_equations
 from ..primitives.structure import bodies, with_bodies
@@ -13,19 +12,15 @@ from ..regions import RegionOf, Regions
 from .calls_at_picks import calls_at_picks
 from .numbers_cast import numbers_cast
 
-_PASSES = (numbers_cast, calls_at_picks)
-
 
 class Preparation:
     """Prepares the jaxprs of a program: one instance per trace.
 
     Args:
-        policy: The policy of the program.
         regions: The regions of the program.
     """
 
-    def __init__(self, policy: Policy, regions: Regions) -> None:
-        self._policy = policy
+    def __init__(self, regions: Regions) -> None:
         self._regions = regions
         self._prepared: dict[tuple[int, tuple[str, ...]], tuple[Any, Any]] = {}
 
@@ -48,9 +43,7 @@ class Preparation:
         region_of = functools.partial(self._regions.at, path)
         eqns = [self._with_bodies(eqn, region_of) for eqn in body_of(jaxpr).eqns]
         jaxpr = with_equations(jaxpr, eqns)
-        for run in _PASSES:
-            jaxpr = run(jaxpr, self._policy, region_of)
-        return jaxpr
+        return calls_at_picks(numbers_cast(jaxpr, region_of), region_of)
 
     def _with_bodies(self, eqn: JaxprEqn, region_of: RegionOf) -> Any:
         held = bodies(eqn)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import linecache
-import math
 import pathlib
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
@@ -384,23 +383,6 @@ def collective_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     names = names if isinstance(names, tuple | list) else (names,)
     # Whole numbers, NumPy's as well, are positions of axes.
     return tuple(name for name in names if name is not None and not hasattr(name, "__index__"))
-
-
-def devices_along(eqn: JaxprEqn, axes: tuple[Any, ...]) -> int | None:
-    """Returns the number of devices along named axes of the mesh that an equation runs on.
-
-    Args:
-        eqn: A collective.
-        axes: As `collective_axes` returns them.
-
-    Returns:
-        None where its operand is on no mesh with these axes, as under a ``vmap`` with a name.
-    """
-    mesh = getattr(getattr(aval_of(eqn.invars[0]), "sharding", None), "mesh", None)
-    lengths = dict(getattr(mesh, "shape", {}))
-    if not lengths.keys() >= set(axes):
-        return None
-    return math.prod(lengths[name] for name in axes)
 
 
 # --- values ---------------------------------------------------------------------------------

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
-
-_hash: Callable[..., Any] = threefry2x32_p.bind
 
 
 def threefry_bits(key: jax.Array, counts: jax.Array) -> jax.Array:
@@ -22,5 +17,5 @@ def threefry_bits(key: jax.Array, counts: jax.Array) -> jax.Array:
     Returns:
         uint32 array; narrower draws are its lowest bits.
     """
-    high, low = _hash(key[0], key[1], jnp.zeros_like(counts), counts)
+    high, low = threefry2x32_p.bind(key[0], key[1], jnp.zeros_like(counts), counts)
     return high ^ low

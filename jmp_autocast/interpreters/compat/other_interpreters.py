@@ -14,7 +14,7 @@ from typing import Any
 import jax
 
 from .private_names import private
-from .registration import stand_ins
+from .registration import STAND_INS, plain_function
 
 
 def register_with_imported() -> None:
@@ -31,16 +31,8 @@ def register_with_imported() -> None:
 
 
 def _add(rules: dict[Any, Any] | None, rule: Callable[..., Any]) -> None:
-    if rules is None:
-        return
-    for primitive in stand_ins().keys() - rules.keys():
+    for primitive in () if rules is None else STAND_INS.keys() - rules.keys():
         rules[primitive] = functools.partial(rule, primitive)
-
-
-def _plain(primitive: Any, params: dict[str, Any]) -> Callable[..., Any]:
-    functions = stand_ins()[primitive]
-    function = functions.get(jax.default_backend(), functions["default"])
-    return functools.partial(function, **params)
 
 
 def _series(
@@ -48,10 +40,11 @@ def _series(
 ) -> tuple[Any, Any]:
     # The terms of a rule are not scaled by factorials.
     jet = private("jax.experimental.jet.jet")
-    return jet(_plain(primitive, params), primals, series, factorial_scaled=False)
+    function = plain_function(primitive, params, jax.default_backend())
+    return jet(function, primals, series, factorial_scaled=False)
 
 
 def _sparse(primitive: Any, environment: Any, *operands: Any, **params: Any) -> Any:
     sparsify_raw = private("jax.experimental.sparse.transform.sparsify_raw")
-    results, _ = sparsify_raw(_plain(primitive, params))(environment, *operands)
-    return results
+    function = plain_function(primitive, params, jax.default_backend())
+    return sparsify_raw(function)(environment, *operands)[0]

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax.extend.core as jex_core
 from jax.extend.core import JaxprEqn, Var
 
-from . import AnyJaxpr, body_of, mark_frames
+from . import AnyJaxpr, Atom, Literal, body_of, mark_frames
 
 mark_frames(__file__)
 
@@ -22,6 +22,11 @@ def variable(aval: Any) -> Var:
 def is_dropped(variable: Var) -> bool:
     """Returns whether a result of an equation is unused."""
     return isinstance(variable, jex_core.DropVar)
+
+
+def renamed(atoms: Sequence[Atom], names: Mapping[Any, Any]) -> list[Any]:
+    """Returns variables and literals with others in place of some of the variables."""
+    return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]
 
 
 def with_equations(

@@ -57,12 +57,10 @@ def define_primitive(
     primitive = Primitive(name)
     primitive.def_impl(value or _compiled(primitive))
     primitive.def_abstract_eval(aval)
-    if jvp is not None:
-        ad.primitive_jvps[primitive] = jvp
-    if transpose is not None:
-        ad.primitive_transposes[primitive] = transpose
-    if batch is not None:
-        batching.primitive_batchers[primitive] = batch
+    tables = ad.primitive_jvps, ad.primitive_transposes, batching.primitive_batchers
+    for table, rule in zip(tables, (jvp, transpose, batch), strict=True):
+        if rule is not None:
+            table[primitive] = rule
     return primitive
 
 
@@ -87,43 +85,30 @@ def acts_on_each_element(primitive: Any) -> None:
     batching.defvectorized(primitive)
 
 
-_stands_for: dict[Any, dict[str, Callable[..., Any]]] = {}
+STAND_INS: dict[Any, dict[str, Callable[..., Any]]] = {}
+"""The JAX operations of each of our primitives, by platform: functions of arrays that take the
+parameters by keyword. Platforms without one of their own have that of ``"default"``."""
 
 
-def stands_for(
-    primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
-) -> None:
-    """Registers the JAX operations of a primitive, with others for some platforms.
-
-    Args:
-        primitive: The primitive.
-        default: A function of arrays that takes the parameters by keyword.
-        **by_platform: Another one by the name of a platform.
-    """
-    _stands_for[primitive] = {"default": default, **by_platform}
-
-
-def stand_ins() -> Mapping[Any, Mapping[str, Callable[..., Any]]]:
-    """Returns for each of our primitives what `stands_for` was given."""
-    return _stands_for
-
-
-def plain_function(eqn: JaxprEqn, platform: str) -> Callable[..., Any] | None:
+def plain_function(
+    primitive: Any, params: Mapping[str, Any], platform: str
+) -> Callable[..., Any] | None:
     """Returns an equation of our primitives as a function of arrays, None for JAX's primitives.
 
     Args:
-        eqn: The equation.
+        primitive: The primitive of the equation.
+        params: Its parameters.
         platform: A platform, as `jax.default_backend` names it.
     """
-    if (functions := _stands_for.get(eqn.primitive)) is None:
+    if (functions := STAND_INS.get(primitive)) is None:
         return None
-    return functools.partial(functions.get(platform, functions["default"]), **eqn.params)
+    return functools.partial(functions.get(platform, functions["default"]), **params)
 
 
 def lowers_to_operand(primitive: Any, position: int) -> None:
     """Lowers a primitive to nothing: its result is one of its operands."""
     mlir.register_lowering(primitive, lambda ctx, *operands, **_: [operands[position]])
-    stands_for(primitive, lambda *operands, **_: operands[position])
+    STAND_INS[primitive] = {"default": lambda *operands, **_: operands[position]}
 
 
 def lowers_by_platform(
@@ -141,26 +126,22 @@ def lowers_by_platform(
             CPU, ``cpu`` for those that XLA splits over several.
     """
     one_cpu = by_platform.pop("one_cpu", by_platform.get("cpu", default))
-    on_one = {**by_platform, "cpu": one_cpu}
-
-    def of_several(functions: Any, *operands: Any, **params: Any) -> Any:
-        bound = {name: functools.partial(f, **params) for name, f in functions.items()}
-        return lax.platform_dependent(
-            *operands, default=functools.partial(default, **params), **bound
-        )
+    on_several = {"default": default, **by_platform}
+    on_one = {**on_several, "cpu": one_cpu}
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         platform, *others = set(ctx.module_context.platforms)
         # A `shard_map` has a context without a number of devices: all of it runs on each.
         alone = getattr(ctx.module_context.axis_context, "num_devices", None) in (None, 1)
-        functions = on_one if alone else by_platform
-        function = functions.get(platform, default)
+        functions = on_one if alone else on_several
+        bound: Any = {name: functools.partial(f, **params) for name, f in functions.items()}
+        function = bound.get(platform, bound["default"])
         if others:
-            function = functools.partial(of_several, functions)
-        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands, **params)
+            function = functools.partial(lax.platform_dependent, **bound)
+        return mlir.lower_fun(function, multiple_results=False)(ctx, *operands)
 
     mlir.register_lowering(primitive, rule)
-    stands_for(primitive, default, **on_one)
+    STAND_INS[primitive] = on_one
 
 
 def lowers_to_row_major(primitive: Any) -> None:
@@ -177,16 +158,15 @@ def lowers_to_row_major(primitive: Any) -> None:
         is_cuda = tuple(module.platforms) == ("cuda",)
         layouts = private("jax.experimental.layout.Layout")
         with_layout_constraint = private("jax.experimental.layout.with_layout_constraint")
-        if layouts is None or with_layout_constraint is None:
-            return [operand]
-        if not (is_alone and is_cuda) or module.lowering_parameters.for_export:
+        is_known = layouts is not None and with_layout_constraint is not None
+        if not (is_known and is_alone and is_cuda) or module.lowering_parameters.for_export:
             return [operand]
         layout = layouts(major_to_minor=tuple(range(ctx.avals_in[0].ndim)))
         pinned = mlir.lower_fun(lambda x: with_layout_constraint(x, layout), False)
         return pinned(ctx, operand)
 
     mlir.register_lowering(primitive, rule, cacheable=False)
-    stands_for(primitive, lambda x: x)
+    STAND_INS[primitive] = {"default": lambda x: x}
 
 
 def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:

@@ -15,6 +15,7 @@ import jax
 import jax.core
 import numpy as np
 
+from .keyed import Keyed
 from .private_names import private
 
 _JAX = jax.__file__.removesuffix("__init__.py")
@@ -30,21 +31,6 @@ _OF_THE_CALL = frozenset(("DebugInfo", "Store", "EqualStore", "DynamicJaxprTrace
 
 # The variables of the wrapper in which JAX stores the results of a rule.
 _OF_A_MEMO = frozenset(("cells", "sentinel"))
-
-
-class _Itself:
-    """An object as a key: equal to itself alone, and alive as long as the key."""
-
-    __slots__ = ("of",)
-
-    def __init__(self, of: Any) -> None:
-        self.of = of
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Itself) and self.of is other.of
-
-    def __hash__(self) -> int:
-        return id(self.of)
 
 
 def rule_key(rule: Any, own: list[Any]) -> Hashable:
@@ -71,7 +57,7 @@ def rule_key(rule: Any, own: list[Any]) -> Hashable:
         cells = [x for name, x in cells_of(rule).items() if name not in _OF_A_MEMO]
         return rule.__code__, rule_key((*cells, rule.__defaults__, rule.__kwdefaults__), own)
     own.append(rule)
-    return _Itself(rule)
+    return Keyed(id(rule), rule)
 
 
 def cells_of(function: FunctionType) -> dict[str, Any]:

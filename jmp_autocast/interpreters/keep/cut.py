@@ -100,11 +100,10 @@ class _Network:
     """
 
     def __init__(self, graph: Graph, strict: bool) -> None:
-        self.values = graph.values
-        self.number = {v: i for i, v in enumerate(self.values)}
-        self.source, self.sink = 2 * len(self.values), 2 * len(self.values) + 1
+        self.number = {v: i for i, v in enumerate(graph.values)}
+        self.source, self.sink = 2 * len(self.number), 2 * len(self.number) + 1
         self.behind: dict[Value, int] = {}
-        self.unit = max(1.0, sum(v.nbytes for v in self.values) / _TOTAL)
+        self.unit = max(1.0, sum(v.nbytes for v in self.number) / _TOTAL)
         self.wanted = {v: None for step in graph.steps for v in step.reads}
         # JAX keeps the operands of an opaque step, and those of a scope that is left alone.
         self.forced = {v: None for s in graph.steps if s.kind is StepKind.OPAQUE for v in s.reads}
@@ -137,7 +136,7 @@ class _Network:
         if step.level == v.level or v in self.fixed or v.is_stored:
             return 2 * self.number[v] + 1
         # There it is kept, or not read, at a cost of its own.
-        return self.behind.setdefault(v, 2 * len(self.values) + 2 + len(self.behind))
+        return self.behind.setdefault(v, self.sink + 1 + len(self.behind))
 
     def cut(self, price: float) -> Cut:
         """Returns the minimum cut at a cost of ``price`` kept bytes for each recomputed byte."""
@@ -147,10 +146,10 @@ class _Network:
 
         edges = list(self.edges)
         if price:
-            free = (v for v in self.values if v not in self.fixed and v not in self.forced)
             edges += [
-                (self.source, 2 * self.number[v], round(price * v.nbytes / self.unit) + 1)
-                for v in free
+                (self.source, 2 * i, round(price * v.nbytes / self.unit) + 1)
+                for v, i in self.number.items()
+                if v not in self.fixed and v not in self.forced
             ]
         # A program that reads nothing, as one of numbers alone, has no edges.
         rows, columns, costs = np.array(edges, np.int64).reshape(-1, 3).T
@@ -172,15 +171,7 @@ class _Network:
 
 def _fixed(graph: Graph, strict: bool) -> set[Value]:
     """Returns the values that cannot be recomputed, and are kept if a derivative needs them."""
-    fixed = set()
-    for v in graph.values:
-        step = v.producer
-        if (
-            step is None
-            or step.kind not in (StepKind.CHEAP, StepKind.FLOATING)
-            or _is_statistic(step)
-        ):
-            fixed.add(v)
+    fixed = {v for v in graph.values if not _is_run_again(v.producer)}
     for step in graph.steps:
         # Even if it is not strict, a derivative behind a contraction keeps its operands.
         read = step.values if strict else step.reads
@@ -188,9 +179,9 @@ def _fixed(graph: Graph, strict: bool) -> set[Value]:
     return fixed
 
 
-def _is_statistic(step: Step) -> bool:
-    """Returns whether a step is a reduction whose result is small beside its operand."""
-    if "reduces" not in step.words:
+def _is_run_again(step: Step | None) -> bool:
+    """Returns whether a step is cheap, and no reduction to a result small beside its operand."""
+    if step is None or step.kind not in (StepKind.CHEAP, StepKind.FLOATING):
         return False
     largest = max((v.nbytes for v in step.values), default=0)
-    return step.results[0].nbytes * _SMALL <= largest
+    return "reduces" not in step.words or step.results[0].nbytes * _SMALL > largest

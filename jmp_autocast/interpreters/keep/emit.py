@@ -15,8 +15,8 @@ from ..compat import (
     ClosedJaxpr,
     JaxprEqn,
     Literal,
-    bind,
     body_of,
+    bound,
     consts_of,
     current_name_stack,
     equation_context,
@@ -31,9 +31,9 @@ from ..primitives.evaluate import as_function, evaluate
 from ..primitives.structure import STRUCTURES, Body, bodies, rebound, shard_map_options
 from ..primitives.traits import BACKWARD
 from .choice import ResidualChoice
-from .cut import Cut, cut_of
+from .cut import cut_of
 from .equal import alike
-from .graph import Graph, Role, Step, StepKind, Value, graph_of
+from .graph import Role, Step, Value, graph_of
 from .segments import Unit, units_of
 
 mark_frames(__file__)
@@ -52,35 +52,15 @@ class _Atom(NamedTuple):
     role: Role
 
 
-class Planned(NamedTuple):
-    """One jaxpr that was planned.
-
-    Args:
-        graph: The jaxpr.
-        cut: Which of its values are kept.
-        units: The units to emit, in order.
-        scope: The names of the scopes around it.
-        times: How often it runs: the product of the trip counts of the loops around it.
-    """
-
-    graph: Graph
-    cut: Cut
-    units: list[Unit]
-    scope: tuple[str, ...]
-    times: int
-
-
 class Site(NamedTuple):
     """The surroundings of a jaxpr.
 
     Args:
         scope: The names of the scopes around it.
-        times: How often it runs.
         in_loop: It is the body of a loop, or in one.
     """
 
     scope: tuple[str, ...] = ()
-    times: int = 1
     in_loop: bool = False
 
 
@@ -93,27 +73,20 @@ class Emitter:
 
     def __init__(self, choice: ResidualChoice) -> None:
         self.choice = choice
-        self.planned: list[Planned] = []
 
-    def run(self, closed: AnyJaxpr, args: Sequence[Any], is_param: Sequence[bool]) -> list[Any]:
-        """Runs a program.
+    def run(
+        self, closed: AnyJaxpr, args: Sequence[Any], roles: Sequence[Role], site: Site
+    ) -> list[Any]:
+        """Returns the outputs of a jaxpr, equal to those without a plan.
 
         Args:
-            closed: Its jaxpr.
+            closed: The jaxpr.
             args: Its arguments.
-            is_param: Which of them are parameters.
-
-        Returns:
-            The outputs, equal to those without a plan.
+            roles: The role of each of them.
+            site: The surroundings of the jaxpr.
         """
-        roles = [Role.PARAM if param else Role.STORED for param in is_param]
-        return [x.array for x in self._run(closed, args, roles, Site())]
-
-    def _run(
-        self, closed: AnyJaxpr, args: Sequence[Any], roles: Sequence[Role], site: Site
-    ) -> list[_Atom]:
         if site.in_loop or not self.choice.loops_only:
-            return [_Atom(x, Role.FRESH) for x in self._run_planned(closed, args, roles, site)]
+            return self._run_planned(closed, args, roles, site)
 
         def step(i: int, eqn: JaxprEqn, operands: list[_Atom]) -> list[_Atom]:
             given = [x.role for x in operands]
@@ -122,13 +95,12 @@ class Emitter:
             from_params = is_cheap and all(role is Role.PARAM for role in given)
             return [_Atom(x, Role.PARAM if from_params else Role.FRESH) for x in results]
 
-        return evaluate(
-            closed,
-            [_Atom(x, Role.PARAM) for x in consts_of(closed)],
-            [_Atom(x, role) for x, role in zip(args, roles, strict=True)],
-            lambda literal: _Atom(literal_value(literal), Role.PARAM),
-            step,
-        )
+        def param(x: Any) -> _Atom:
+            return _Atom(literal_value(x) if isinstance(x, Literal) else x, Role.PARAM)
+
+        consts = list(map(param, consts_of(closed)))
+        atoms = [_Atom(x, role) for x, role in zip(args, roles, strict=True)]
+        return [x.array for x in evaluate(closed, consts, atoms, param, step)]
 
     # --- one equation ---------------------------------------------------------------------------
 
@@ -137,21 +109,30 @@ class Emitter:
     ) -> Sequence[Any]:
         """Binds an equation; the loops in it are planned."""
         if _is_entered(eqn) and (site.in_loop or holds_loop(eqn) or not self.choice.loops_only):
-            inner = Site((*site.scope, *scope_names(eqn)), site.times, site.in_loop)
+            inner = site._replace(scope=(*site.scope, *scope_names(eqn)))
+            functions = [self._function(eqn, body, roles, inner) for body in bodies(eqn)]
             if eqn.primitive.name == "shard_map":
-                return self._shard_map(eqn, arrays, roles, inner)
-            jaxprs = [self._body(eqn, body, roles, inner) for body in bodies(eqn)]
-            if None not in jaxprs:
-                arrays, params = rebound(eqn, arrays, jaxprs, [()] * len(jaxprs))
-                return _results(eqn, bind(eqn.primitive, arrays, params))
-        bound = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, eqn.params)
-        return _results(eqn, bound)
+                # The public function sets up the mesh axes for the trace of the body.
+                (function,), options = functions, shard_map_options(eqn)
+                return list(jax.shard_map(lambda *xs: tuple(function(*xs)), **options)(*arrays))
+            jaxprs = [
+                fresh_make_jaxpr(function, *(v.aval for v in body_of(body.jaxpr).invars))
+                for function, body in zip(functions, bodies(eqn), strict=True)
+            ]
+            arrays, params = rebound(eqn, arrays, jaxprs, [()] * len(jaxprs))
+            return bound(eqn.replace(params=params), arrays)
+        if eqn.effects:
+            return bound(eqn, arrays)
+        results = bind_cached(eqn.primitive, arrays, eqn.params)
+        return results if eqn.primitive.multiple_results else [results]
 
-    def _body(self, eqn: JaxprEqn, body: Body, roles: Sequence[Role], site: Site) -> Any:
-        """Returns the jaxpr of a body, with its segments."""
+    def _function(
+        self, eqn: JaxprEqn, body: Body, roles: Sequence[Role], site: Site
+    ) -> Callable[..., list[Any]]:
+        """Returns a body as a function, with its segments."""
         given = [roles[i] for i in body.operands]
         if eqn.primitive.name == "scan":
-            site = Site(site.scope, site.times * body.repeats, in_loop=True)
+            site = site._replace(in_loop=True)
             for i, role in enumerate(given):
                 if role in (Role.PARAM, Role.SLICE):
                     given[i] = Role.PARAM if i < body.fixed else Role.SLICE
@@ -159,22 +140,7 @@ class Emitter:
                     given[i] = Role.STORED if i < body.fixed else Role.FRESH
             for i, _ in body.carries:
                 given[i] = Role.FRESH
-
-        def run(*xs: Any) -> list[Any]:
-            return [x.array for x in self._run(body.jaxpr, xs, given, site)]
-
-        return fresh_make_jaxpr(run, *(v.aval for v in body_of(body.jaxpr).invars))
-
-    def _shard_map(
-        self, eqn: JaxprEqn, arrays: list[Any], roles: Sequence[Role], site: Site
-    ) -> Sequence[Any]:
-        """The public function sets up the mesh axes for the trace of the body."""
-        (body,) = bodies(eqn)
-
-        def mapped(*xs: Any) -> tuple[Any, ...]:
-            return tuple(x.array for x in self._run(body.jaxpr, xs, roles, site))
-
-        return list(jax.shard_map(mapped, **shard_map_options(eqn))(*arrays))
+        return lambda *xs: self.run(body.jaxpr, xs, given, site)
 
     # --- a planned jaxpr ------------------------------------------------------------------------
 
@@ -182,9 +148,7 @@ class Emitter:
         self, closed: AnyJaxpr, args: Sequence[Any], roles: Sequence[Role], site: Site
     ) -> list[Any]:
         graph = graph_of(closed, roles, lambda scope: self.choice.excludes((*site.scope, *scope)))
-        cut = cut_of(graph, self.choice.share)
-        units = units_of(graph, cut)
-        self.planned.append(Planned(graph, cut, units, site.scope, site.times))
+        units = units_of(graph, cut_of(graph, self.choice.share))
         env = dict(zip(graph.inputs, args, strict=True))
         env.update((v, v.const) for v in graph.consts)
         functions = dict(self._functions(units, site))
@@ -209,7 +173,7 @@ class Emitter:
             site: The surroundings of the planned jaxpr.
             names: The name stack in place of the step's own.
         """
-        roles = [_role(x) if isinstance(x, Value) else Role.PARAM for x in step.operands]
+        roles = [x.role if isinstance(x, Value) else Role.PARAM for x in step.operands]
         stack = None if names is None else current_name_stack()
         with contextlib.ExitStack() as contexts:
             for eqn in (*step.around, step.eqn):
@@ -225,12 +189,12 @@ class Emitter:
         self, units: Sequence[Unit], site: Site
     ) -> Iterator[tuple[Unit, tuple[Callable[..., Any], tuple[Any, ...]]]]:
         """Yields each segment with its function and the names around it."""
-        for group in alike(units):
+        for group, around, within in alike(units):
             # Without `prevent_cse`, which puts barriers around it: the loops of a forward and of a
             # backward pass are two computations, which XLA cannot merge anyway.
-            segment = self._segment(group.units[0], group.within, site)
+            segment = self._segment(group[0], within, site)
             function = jax.checkpoint(segment, policy=_POLICY, prevent_cse=False)
-            for unit, names in zip(group.units, group.around, strict=True):
+            for unit, names in zip(group, around, strict=True):
                 yield unit, (function, names)
 
     def _segment(
@@ -247,19 +211,8 @@ class Emitter:
         return segment
 
 
-def _role(v: Value) -> Role:
-    """Returns the role of a value for a consumer with a loop in it."""
-    if v.producer is not None and v.producer.kind is not StepKind.LEAF:
-        return Role.FRESH
-    return v.role
-
-
 def _read(atom: Atom, env: dict[Any, Any]) -> Any:
     return literal_value(atom) if isinstance(atom, Literal) else env[atom]
-
-
-def _results(eqn: JaxprEqn, bound: Any) -> Sequence[Any]:
-    return bound if eqn.primitive.multiple_results else [bound]
 
 
 def _is_entered(eqn: JaxprEqn) -> bool:
@@ -314,4 +267,5 @@ def run_planned(
     """
     if not may_plan(closed, choice):
         return as_function(closed)(*arrays)
-    return Emitter(choice).run(closed, arrays, is_param)
+    roles = [Role.PARAM if param else Role.STORED for param in is_param]
+    return Emitter(choice).run(closed, arrays, roles, Site())

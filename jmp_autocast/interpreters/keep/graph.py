@@ -108,7 +108,6 @@ class Step:
         level: The highest among its operands.
         results: Its results.
         values: The operands that are no literals.
-        rule: For a function with a rule of its own that is cheap, the jaxpr of its derivative.
     """
 
     eqn: JaxprEqn
@@ -120,7 +119,6 @@ class Step:
     level: int = 0
     results: list[Value] = dataclasses.field(default_factory=list)
     values: list[Value] = dataclasses.field(init=False)
-    rule: Any = None
 
     def __post_init__(self) -> None:
         self.values = [x for x in self.operands if isinstance(x, Value)]
@@ -132,11 +130,6 @@ class Step:
         # A product that adds up nothing is a multiplication: MaxText's norms scale by an einsum.
         multiplies = "contracts" in words and reduction_depth(self.eqn) == 1
         return BACKWARD["mul"] if multiplies else words
-
-    @property
-    def scope(self) -> tuple[str, ...]:
-        """The names of the scopes around it, within the jaxpr."""
-        return tuple(name for eqn in (*self.around, self.eqn) for name in scope_names(eqn))
 
 
 @dataclasses.dataclass(slots=True)
@@ -219,7 +212,12 @@ def _flatten(
             results = _flatten(graph, called(eqn), operands, (*around, eqn), excludes)
         else:
             step = Step(eqn, around, operands, len(graph.steps))
-            _classify(step, excludes)
+            step.level = max((v.level for v in step.values), default=0)
+            step.kind = _kind(step)
+            scope = tuple(name for e in (*around, eqn) for name in scope_names(e))
+            if step.kind is not StepKind.LEAF and excludes(scope):
+                step.kind = StepKind.OPAQUE
+            step.reads = _reads(step)
             if has_order(eqn):
                 effects = step.level = max(step.level, effects)
             step.results = _results(step)
@@ -229,15 +227,6 @@ def _flatten(
     return [read(atom) for atom in body.outvars]
 
 
-def _classify(step: Step, excludes: Callable[[tuple[str, ...]], bool]) -> None:
-    """Sets the kind and the level of a step, and the operands of its derivative."""
-    step.level = max((v.level for v in step.values), default=0)
-    step.kind = _kind(step)
-    if step.kind is not StepKind.LEAF and excludes(step.scope):
-        step.kind = StepKind.OPAQUE
-    step.reads = _reads(step)
-
-
 def _kind(step: Step) -> StepKind:
     eqn, words = step.eqn, step.words
     if has_order(eqn):
@@ -245,12 +234,10 @@ def _kind(step: Step) -> StepKind:
     if "contracts" in words:
         return StepKind.CONTRACTION
     # `jax.checkpoint` applies `reduce_precision` to saved values, which takes no complex number.
-    if any(_is_complex(v.aval) for v in (*step.values, *eqn.outvars)):
+    if any(_is_float(v.aval, jnp.complexfloating) for v in (*step.values, *eqn.outvars)):
         return StepKind.OPAQUE
-    if "cheap" not in words:
-        step.rule = _cheap_rule(eqn)
-        if step.rule is None:
-            return StepKind.OPAQUE
+    if "cheap" not in words and not _has_cheap_rule(eqn):
+        return StepKind.OPAQUE
     if not all(v.is_stored for v in step.values):
         return StepKind.CHEAP
     # The cast or transpose of a parameter is as large as the parameter, and computed once. A value
@@ -258,17 +245,13 @@ def _kind(step: Step) -> StepKind:
     made = sum(assumed_elements(v.aval) for v in eqn.outvars)
     given = sum(assumed_elements(v.aval) for v in step.values)
     from_params = all(v.role in (Role.PARAM, Role.SLICE) for v in step.values)
-    once = from_params and made <= given and not _is_cast_slice(step)
-    return StepKind.LEAF if once else StepKind.FLOATING
-
-
-def _is_cast_slice(step: Step) -> bool:
-    """Returns whether a step casts a slice of a parameter, another one in each iteration."""
-    # The slice is in memory anyway, but its copies of all iterations are as large as a copy of all
-    # layers. Cast again in the backward loop, a Llama of 7B's widths needs 0.87 times the temporary
-    # bytes, at 1.02 times the traffic (MaxText, 2 layers on 4 TPUs v5e), and a GPT 0.98 and 0.99.
+    # A slice of a parameter is in memory anyway, but its casts of all iterations are as large as a
+    # copy of all layers. Cast again in the backward loop, a Llama of 7B's widths needs 0.87 times
+    # the temporary bytes, at 1.02 times the traffic (MaxText, 2 layers on 4 TPUs v5e), and a GPT
+    # 0.98 and 0.99.
     is_slice = any(v.role is Role.SLICE for v in step.values)
-    return is_slice and cast_dtype(step.eqn) is not None
+    once = from_params and made <= given and not (is_slice and cast_dtype(eqn) is not None)
+    return StepKind.LEAF if once else StepKind.FLOATING
 
 
 def _results(step: Step) -> list[Value]:
@@ -300,26 +283,21 @@ def _reads(step: Step) -> list[Value]:
     return step.values
 
 
-def _is_complex(aval: Any) -> bool:
+def _is_float(aval: Any, kind: Any = jnp.inexact) -> bool:
     dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.complexfloating)
-
-
-def _is_float(aval: Any) -> bool:
-    dtype = getattr(aval, "dtype", None)
-    return dtype is not None and jnp.issubdtype(dtype, jnp.inexact)
+    return dtype is not None and jnp.issubdtype(dtype, kind)
 
 
 # --- rules of their own ----------------------------------------------------------------------
 
 
-def _cheap_rule(eqn: JaxprEqn) -> Any:
-    """Returns the derivative of a ``custom_jvp`` function, if both hold cheap steps alone.
+def _has_cheap_rule(eqn: JaxprEqn) -> bool:
+    """Returns whether a ``custom_jvp`` function and its derivative hold cheap steps alone.
 
     So it is with JAX's own `jax.nn.relu`. Any other rule is the user's affair, and never run again.
     """
     if eqn.primitive.name != "custom_jvp_call" or not _is_cheap(called(eqn)):
-        return None
+        return False
     avals = [v.aval for v in eqn.invars]
     moving = [i for i, aval in enumerate(avals) if _is_float(aval)]
 
@@ -328,10 +306,9 @@ def _cheap_rule(eqn: JaxprEqn) -> Any:
         return jax.jvp(function, [xs[i] for i in moving], tangents)
 
     try:
-        jaxpr = fresh_make_jaxpr(derivative, avals, [avals[i] for i in moving])
+        return _is_cheap(fresh_make_jaxpr(derivative, avals, [avals[i] for i in moving]))
     except Exception:  # a rule of the user's own may refuse in any way; it refuses again if needed
-        return None
-    return jaxpr if _is_cheap(jaxpr) else None
+        return False
 
 
 def _is_cheap(jaxpr: AnyJaxpr) -> bool:

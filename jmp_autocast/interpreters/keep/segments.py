@@ -46,9 +46,7 @@ def units_of(graph: Graph, cut: Cut) -> list[Unit]:
     groups = _connected([step for step in graph.steps if _may_join(step, cut)])
     segments = [group for group in groups if _gains(group, cut)]
     inside = {step for group in segments for step in group}
-    units: list[tuple[tuple[int, int, int], Unit]] = []
-    for group in segments:
-        units.append(((group[0].level, 1, group[0].index), _segment(group, cut)))
+    units = [((group[0].level, 1, group[0].index), _segment(group, cut)) for group in segments]
     for step in graph.steps:
         if step not in inside:
             # Leaves first, as all may read them, and what raises the level last.

@@ -9,7 +9,8 @@ import numpy as np
 
 from ...policies import EquationView
 from ..compat import Atom, JaxprEqn, function_name, source_line
-from ..primitives.reading import exponent, flops, free_dimensions, reduction_depth
+from ..primitives.flops import flops
+from ..primitives.reading import exponent, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
 from .data import ValueState
 

@@ -62,7 +62,7 @@ class Planner:
         product = self._products.in_scope if self._products else None
         marks_only = not (looks_at_names or all_paths)
         self.regions: Regions = Regions(policy, marks_only, product, default_precision)
-        self.prepare: Preparation = Preparation(policy, self.regions)
+        self.prepare: Preparation = Preparation(self.regions)
         options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
         # A function may say something else at each call, another room looks at whole programs.

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ...cpu_kernels import cpu_kernels
+from ...cpu_kernels import CPUKernels, cpu_kernels
 from ...policies import FLOAT32
 from ..compat import (
     ClosedJaxpr,
@@ -27,34 +27,19 @@ from ..compat import (
     Tracer,
     bind,
     body_of,
+    bound,
     jaxpr_as_fun,
     literal_value,
+    registration,
     with_dtype,
 )
 from ..compat.avals import has_other_cotangent
-from ..compat.registration import (
-    add_tangents,
-    at_front,
-    batch_size,
-    define_primitive,
-    is_undefined_primal,
-    is_zero,
-    lowers_by_platform,
-    stands_for,
-    transposed_by,
-    zero_tangent,
-)
 from .cached_bind import bind_cached, with_cached_derivative
 from .cpu_algorithms import asks_for_algorithm, in_algorithm
 from .cpu_convolutions import convolution
 from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
-from .held_contraction import (
-    contraction_aval,
-    contraction_of,
-    contractions_of,
-    holds_contraction,
-)
+from .held_contraction import contraction_aval, contraction_of, contractions_of, holds_contraction
 from .source_view import source_view
 
 _BFLOAT16 = np.dtype(jnp.bfloat16)
@@ -172,10 +157,7 @@ def _dot_in(dtype: np.dtype, dimension_numbers: Any) -> Callable[..., Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _contraction(
-    primitive: Any,
-    params: tuple[tuple[str, Any], ...],
-    out: np.dtype,
-    sources: tuple[int, ...],
+    primitive: Any, params: tuple[tuple[str, Any], ...], out: np.dtype, sources: tuple[int, ...]
 ) -> Callable[..., Any]:
     def contraction(*operands: Any) -> Any:
         return [bind(primitive, operands, dict(params))]
@@ -229,44 +211,35 @@ def _jvp(
     out = accumulate_p.bind(*primals, sources=sources, **params)
     terms = []
     for i, tangent in enumerate(tangents):
-        found = None if is_zero(tangent) else _factor_of(i, primals, sources)
+        found = None if registration.is_zero(tangent) else _factor_of(i, primals, sources)
         if found is not None:
             at, other, rest = found
             factors = (tangent, other) if at == 0 else (other, tangent)
             terms.append(accumulate_p.bind(*factors, *rest, sources=(), **params))
-    return out, functools.reduce(add_tangents, terms) if terms else zero_tangent(out)
+    if not terms:
+        return out, registration.zero_tangent(out)
+    return out, functools.reduce(registration.add_tangents, terms)
 
 
 def _transpose(
-    cotangent: Any,
-    *operands: Any,
-    jaxpr: ClosedJaxpr,
-    low: np.dtype,
-    out: np.dtype,
-    sources: tuple[int, ...],
+    cotangent: Any, *operands: Any, jaxpr: ClosedJaxpr, sources: tuple[int, ...], **params: Any
 ) -> list[Any]:
     def of_operand(i: int, operand: Any) -> Any:
-        if is_zero(cotangent) or not is_undefined_primal(operand):
+        if registration.is_zero(cotangent) or not registration.is_undefined_primal(operand):
             return None
-        found = _factor_of(i, operands, sources)
-        if found is None:
+        if (found := _factor_of(i, operands, sources)) is None:
             return None
         at, other, rest = found
         factors = (cotangent, other, *rest)
         # A float32 cotangent is cast to 16 bits here. It is rounded once, as the cotangent of a
         # rounded result would be, and both contractions of the backward pass run on tensor cores.
-        transposed = _trace(_transposed(jaxpr, at), low, factors)
+        transposed = _trace(_transposed(jaxpr, at), params["low"], factors)
         if not contractions_of(transposed):
             # JAX's own transpose of a convolution that returns no element.
             return jnp.zeros(operand.aval.shape, operand.aval.dtype)
         # The operand's own dtype: a float32 source gets the accumulator itself, never rounded.
-        return accumulate_p.bind(
-            *factors,
-            jaxpr=transposed,
-            low=low,
-            out=operand.aval.dtype,
-            sources=(),
-        )
+        own = {**params, "jaxpr": transposed, "out": operand.aval.dtype}
+        return accumulate_p.bind(*factors, **own, sources=())
 
     return [of_operand(i, operand) for i, operand in enumerate(operands)]
 
@@ -276,19 +249,17 @@ def _batch(
     dims: Sequence[int | None],
     *,
     jaxpr: ClosedJaxpr,
-    low: np.dtype,
-    out: np.dtype,
     sources: tuple[int, ...],
+    **params: Any,
 ) -> tuple[Any, int]:
     operands, dims = list(operands), list(dims)
-    size, count = batch_size(operands, dims), len(operands) - len(sources)
+    size, count = registration.batch_size(operands, dims), len(operands) - len(sources)
     for k, i in enumerate(sources, count):
         if dims[i] != dims[k]:  # a copy has the shape of its source
             for j in (i, k):
-                operands[j], dims[j] = at_front(operands[j], dims[j], size), 0
-    batched = _trace(_batched(jaxpr, tuple(dims[:count])), low, operands[:count])
-    out_batched = accumulate_p.bind(*operands, jaxpr=batched, low=low, out=out, sources=sources)
-    return out_batched, 0
+                operands[j], dims[j] = registration.at_front(operands[j], dims[j], size), 0
+    batched = _trace(_batched(jaxpr, tuple(dims[:count])), params["low"], operands[:count])
+    return accumulate_p.bind(*operands, jaxpr=batched, sources=sources, **params), 0
 
 
 @functools.lru_cache(maxsize=4096)
@@ -298,7 +269,7 @@ def _transposed(jaxpr: ClosedJaxpr, at: int) -> Callable[..., Any]:
             # The cotangent of an unreduced product is a reduced array. `jax.linear_transpose`
             # insists on the type of the result.
             factors = (None, other) if at == 0 else (other, None)
-            return [transposed_by(jaxpr, (*factors, *rest), cotangent)]
+            return [registration.transposed_by(jaxpr, (*factors, *rest), cotangent)]
 
         def linear(x: Any) -> Any:
             factors = (x, other) if at == 0 else (other, x)
@@ -328,26 +299,26 @@ def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> 
     return jax.make_jaxpr(function)(*avals)
 
 
+def _bound(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
+    return bind(eqn.primitive, xs, {**eqn.params, "preferred_element_type": out})
+
+
 def _lowered(
     *operands: Any,
     jaxpr: ClosedJaxpr,
     low: np.dtype,
     out: np.dtype,
     sources: tuple[int, ...],
-    contract: Callable[[JaxprEqn, list[Any], np.dtype, np.dtype], Any] | None = None,
+    contract: Callable[[JaxprEqn, list[Any], np.dtype, np.dtype], Any] = _bound,
 ) -> Any:
     """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``.
 
-    ``contract`` computes the contraction from its equation, operands, ``low`` and ``out``; None
-    for its own primitive.
+    ``contract`` computes the contraction from its equation, operands, ``low`` and ``out``.
     """
     contraction = contraction_of(jaxpr)
 
     def step(i: int, eqn: JaxprEqn, xs: list[Any]) -> Sequence[Any]:
-        if eqn is not contraction:
-            results = bind(eqn.primitive, xs, eqn.params)
-            return results if eqn.primitive.multiple_results else [results]
-        return [(contract or _bound)(eqn, xs, low, out)]
+        return [contract(eqn, xs, low, out)] if eqn is contraction else bound(eqn, xs)
 
     # The sources have no part in the value.
     factors = operands[: len(operands) - len(sources)]
@@ -357,71 +328,53 @@ def _lowered(
     return result
 
 
-def _bound(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
-    return bind(eqn.primitive, xs, {**eqn.params, "preferred_element_type": out})
-
-
-def _widened(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
+def _widened(
+    eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype, is_late: bool = True
+) -> Any:
     """The contraction in float32, for CPUs without another kernel.
 
     Left in bfloat16, XLA of JAX 0.12 has loops for some forms that add up in bfloat16. It has none
-    that add up in float16.
+    that add up in float16. Without ``is_late`` XLA widens the operands when they are made, and
+    keeps that until the backward pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
     """
     if out == low == np.float16:
         return _bound(eqn, xs, low, out)
+    xs = lax.optimization_barrier(xs) if is_late else xs
     xs = [lax.convert_element_type(x, FLOAT32) if x.dtype == low else x for x in xs]
     return lax.convert_element_type(_bound(eqn, xs, low, FLOAT32), out)
 
 
-def _widened_late(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
-    """The same, where XLA does not widen the operands when they are made, and keeps that.
-
-    Until the backward pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
-    """
-    is_left = out == low == np.float16
-    return _widened(eqn, xs if is_left else lax.optimization_barrier(xs), low, out)
+# XLA would undo the form of the kernels.
+_SPLIT = CPUKernels(False, False, "the program runs on several devices")
 
 
-def _on_cpus(*operands: Any, low: np.dtype, **params: Any) -> Any:
-    """Contracts in float32 on several CPUs: XLA would undo the form of the kernels."""
-    contract = _widened_late
-    if low == FLOAT32:
-        contract = _in_algorithm("the program runs on several devices")
-    return _lowered(*operands, low=low, **params, contract=contract)
-
-
-def _on_one_cpu(*operands: Any, jaxpr: ClosedJaxpr, low: np.dtype, **params: Any) -> Any:
-    """Contracts in the form of XLA:CPU's kernels, if they exist."""
-    kernels = cpu_kernels() if low in (_BFLOAT16, FLOAT32) else None
-    contraction = contraction_of(jaxpr)
-    exchanged = is_exchanged(body_of(jaxpr), contraction)
-    contract = _widened_late
-    if low == FLOAT32 and kernels is not None:
-        contract = _in_algorithm(None if kernels.wide else kernels.reason, exchanged)
-    if low == FLOAT32 or kernels is None or not kernels.wide:
-        return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)
-    form = _CPU_FORMS.get(contraction.primitive.name, lambda *_: None)
-    if exchanged:
-        form = functools.partial(form, exchanged=True)
+def _on_cpus(
+    *operands: Any, jaxpr: ClosedJaxpr, kernels: CPUKernels = _SPLIT, **params: Any
+) -> Any:
+    """Contracts in the form of XLA:CPU's kernels if they exist, otherwise in float32."""
+    is_first = is_exchanged(body_of(jaxpr), contraction_of(jaxpr))
+    options = {"exchanged": True} if is_first else {}
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
+        if low == FLOAT32:
+            # A second derivative of a float8 product multiplies float32, too, and names none.
+            if not asks_for_algorithm(eqn.primitive, xs, eqn.params):
+                return _bound(eqn, xs, low, out)
+            lacks = None if kernels.wide else kernels.reason
+            return in_algorithm(eqn, xs, lacks, **options)
+        form = _CPU_FORMS.get(eqn.primitive.name) if kernels.wide else None
         dtype = low if out == low and kernels.rounded else FLOAT32
-        result = form(xs[0], xs[1], eqn.params, dtype)
+        result = form and form(*xs[:2], eqn.params, dtype, **options)
         if result is None:
-            result = _widened_late(eqn, xs, low, out)
+            result = _widened(eqn, xs, low, out)
         return lax.convert_element_type(result, out)
 
-    return _lowered(*operands, jaxpr=jaxpr, low=low, **params, contract=contract)
+    return _lowered(*operands, jaxpr=jaxpr, **params, contract=contract)
 
 
-def _in_algorithm(lacks: str | None, exchanged: bool = False) -> Callable[..., Any]:
-    def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
-        # A second derivative of a float8 product multiplies float32, too, and names none.
-        if not asks_for_algorithm(eqn.primitive, xs, eqn.params):
-            return _bound(eqn, xs, low, out)
-        return in_algorithm(eqn, xs, lacks, exchanged=exchanged)
-
-    return contract
+def _on_one_cpu(*operands: Any, low: np.dtype, **params: Any) -> Any:
+    kernels = _SPLIT if low == np.float16 else cpu_kernels()
+    return _on_cpus(*operands, low=low, kernels=kernels, **params)
 
 
 # The forms of XLA:CPU's kernels: from operands, parameters and dtype to the result, None if no form
@@ -431,15 +384,11 @@ _CPU_FORMS: dict[str, Callable[..., Any]] = {
     "conv_general_dilated": convolution,
 }
 
-accumulate_p: Any = define_primitive(
+accumulate_p: Any = registration.define_primitive(
     "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
-lowers_by_platform(
-    accumulate_p,
-    default=_lowered,
-    cpu=_on_cpus,
-    one_cpu=_on_one_cpu,
-)
+registration.lowers_by_platform(accumulate_p, default=_lowered, cpu=_on_cpus, one_cpu=_on_one_cpu)
 # Shapes that the kernels' form rejects: XLA aborts at bfloat16 products without its barriers.
-stands_for(accumulate_p, default=_lowered, cpu=functools.partial(_lowered, contract=_widened))
+_early = functools.partial(_lowered, contract=functools.partial(_widened, is_late=False))
+registration.STAND_INS[accumulate_p] = {"default": _lowered, "cpu": _early}
 holds_contraction(accumulate_p)

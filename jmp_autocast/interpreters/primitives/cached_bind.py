@@ -19,6 +19,7 @@ from jax import lax
 
 from ...policies import DEFAULT_RULES, CastPolicy
 from ..compat import Tracer, bind, inlined, is_staged
+from ..compat.keyed import Keyed
 
 _CACHED = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is not CastPolicy.KEEP)
 
@@ -44,7 +45,7 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
         return bind(primitive, operands, params)
     # A scalar operand stays a literal in the jaxpr; as an argument of the inlined function it would
     # become an array constant.
-    scalars = tuple((i, _Scalar(x)) for i, x in enumerate(operands) if isinstance(x, _SCALARS))
+    scalars = tuple((i, _scalar(x)) for i, x in enumerate(operands) if isinstance(x, _SCALARS))
     # JAX's cache needs a hash of the parameters. Printed jaxprs distinguish an axis of NumPy's
     # integer type, as `vmap` makes them, from Python's; their hashes are equal.
     kinds = tuple([type(x[0]) if type(x) is tuple and x else None for x in params.values()])
@@ -76,20 +77,10 @@ def is_derived(x: Any) -> bool:
     return isinstance(x, Tracer) and not is_staged(x)
 
 
-class _Scalar:
-    """A scalar as a cache key: two are equal if they are the same bits of the same type."""
-
-    __slots__ = ("key", "value")
-
-    def __init__(self, value: Any) -> None:
-        self.value = value
-        self.key = (type(value), value.tobytes() if isinstance(value, np.generic) else repr(value))
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Scalar) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+def _scalar(value: Any) -> Keyed:
+    """Returns a scalar as a cache key: two are equal if they are the same bits of the same type."""
+    bits = value.tobytes() if isinstance(value, np.generic) else repr(value)
+    return Keyed((type(value), bits), value)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,12 +88,12 @@ def _bound_primitive(
     primitive: Any,
     params: tuple[tuple[str, Any], ...],
     kinds: tuple[type | None, ...],
-    scalars: tuple[tuple[int, _Scalar], ...],
+    scalars: tuple[tuple[int, Keyed], ...],
 ) -> Callable[..., Any]:
     def call(*arrays: Any) -> Any:
         operands = list(arrays)
         for i, scalar in scalars:
-            operands.insert(i, scalar.value)
+            operands.insert(i, scalar.of)
         return bind(primitive, operands, dict(params))
 
     return inlined(call)

@@ -30,6 +30,7 @@ _SIX = ((1, 1), (0, 2), (2, 0), *_THREE)
 _PAIRS = {1: _ONE, 3: _THREE, 6: _SIX, 9: ((2, 2), (1, 2), (2, 1), *_SIX)}
 
 _Preset = lax.DotAlgorithmPreset
+_OF_FLOAT32 = (_Preset.DEFAULT, _Preset.F32_F32_F32)
 _PRODUCTS = {
     _Preset.BF16_BF16_F32: 1,
     _Preset.BF16_BF16_F32_X3: 3,
@@ -49,14 +50,9 @@ def asks_for_algorithm(primitive: Any, operands: Sequence[Any], params: dict[str
     if primitive.name != "dot_general":
         return False
     algorithm = params["precision"]
-    named = isinstance(algorithm, lax.DotAlgorithm | _Preset) and algorithm not in (
-        _Preset.DEFAULT,
-        _Preset.F32_F32_F32,
-    )
-    return named and all(
-        dtype == FLOAT32
-        for dtype in (*(x.dtype for x in operands), params["preferred_element_type"] or FLOAT32)
-    )
+    named = isinstance(algorithm, lax.DotAlgorithm | _Preset) and algorithm not in _OF_FLOAT32
+    dtypes = (*(x.dtype for x in operands), params["preferred_element_type"] or FLOAT32)
+    return named and all(dtype == FLOAT32 for dtype in dtypes)
 
 
 def in_algorithm(
@@ -110,14 +106,9 @@ def _products_of(algorithm: Any) -> int | None:
     """Returns the number of bfloat16 products of an algorithm, None for another kind."""
     if isinstance(algorithm, _Preset):
         return _PRODUCTS.get(algorithm)
-    types = (
-        algorithm.lhs_precision_type,
-        algorithm.rhs_precision_type,
-        algorithm.accumulation_type,
-    )
-    is_ours = types == (_BFLOAT16, _BFLOAT16, FLOAT32)
-    is_ours &= algorithm.lhs_component_count == algorithm.rhs_component_count
-    count = algorithm.num_primitive_operations
+    # The dtypes of the operands and of the sum, the parts of each operand, the products of parts.
+    *dtypes, left, right, count, _ = algorithm
+    is_ours = dtypes == [_BFLOAT16, _BFLOAT16, FLOAT32] and left == right
     return count if is_ours and count in _PAIRS else None
 
 

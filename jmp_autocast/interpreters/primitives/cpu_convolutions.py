@@ -25,6 +25,9 @@ _MOST_POSITIONS = 128
 # gradient of a 7 x 7 kernel of 3 features in 4.6 ms for 8.6 (112 x 112, stride 2).
 _COLUMNS = 64
 
+# The parameters with an entry for each spatial dimension.
+_OF_AXES = ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
+
 
 class _Axis(NamedTuple):
     """How one spatial dimension of the padded image is read: at ``step * outer + inner``.
@@ -55,11 +58,9 @@ def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
         return None
     if params["batch_group_count"] > 1:
         return _by_position(lhs, rhs, params, dtype)
-    by_window = True
-    if (axes := _axes(lhs, rhs, params, by_window)) is None:
-        by_window = False
-        if (axes := _axes(lhs, rhs, params, by_window)) is None:
-            return _by_position(lhs, rhs, params, dtype)
+    by_window = (axes := _axes(lhs, rhs, params, True)) is not None
+    if axes is None and (axes := _axes(lhs, rhs, params, False)) is None:
+        return _by_position(lhs, rhs, params, dtype)
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec
     _, in_feature, *window_dims = numbers.rhs_spec
@@ -100,21 +101,18 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec
     out_feature, in_feature, *window_dims = numbers.rhs_spec
-    dilation, strides = params["rhs_dilation"], params["window_strides"]
+    padding, holes, strides, dilation = (params[name] for name in _OF_AXES)
     window = [rhs.shape[i] for i in window_dims]
     spread = [(n - 1) * by + 1 for n, by in zip(window, dilation, strict=True)]
-    widths = [
-        (*pad, by - 1) for pad, by in zip(params["padding"], params["lhs_dilation"], strict=True)
-    ]
+    widths = [(*pad, by - 1) for pad, by in zip(padding, holes, strict=True)]
     # The images of each group last, as the product reads them.
     groups = params["batch_group_count"]
     x = lax.transpose(lhs, (batch, feature, *spatial))
     x = lax.reshape(x, (groups, x.shape[0] // groups, *x.shape[1:]))
     x = lax.transpose(x, (0, *range(2, x.ndim), 1))
     x = lax.pad(x, x.dtype.type(0), [(0, 0, 0)] * 2 + widths + [(0, 0, 0)])
-    counts = [
-        (n - part) // by + 1 for n, part, by in zip(x.shape[2:-1], spread, strides, strict=True)
-    ]
+    lengths = zip(x.shape[2:-1], spread, strides, strict=True)
+    counts = [(n - part) // by + 1 for n, part, by in lengths]
     positions = list(itertools.product(*map(range, counts)))
     if not 0 < len(positions) <= min(_MOST_POSITIONS, math.prod(window) - 1):
         return None
@@ -147,10 +145,7 @@ def _axes(lhs: Any, rhs: Any, params: dict[str, Any], by_window: bool) -> list[_
     numbers = params["dimension_numbers"]
     axes = []
     for k, (i, w) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], strict=True)):
-        (low, high), by, stride, dilation = (
-            params[name][k]
-            for name in ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
-        )
+        (low, high), by, stride, dilation = (params[name][k] for name in _OF_AXES)
         window, n = rhs.shape[w], lhs.shape[i]
         length = low + high + n + (n - 1) * (by - 1)
         result = (length - (window - 1) * dilation - 1) // stride + 1

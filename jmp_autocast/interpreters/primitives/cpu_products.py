@@ -59,8 +59,11 @@ def product(
 
 
 def _multiplied(left: _Side, right: _Side, dtype: Any) -> Any:
-    a, b = left.arranged(left.batch, left.rows, left.summed), right.as_right()
+    # The right operand may have its summed dimension first, or last.
     by_rows = right.stands(right.batch, right.rows, right.summed)
+    groups = (right.rows, right.summed) if by_rows else (right.summed, right.rows)
+    a = left.arranged(left.batch, left.rows, left.summed)
+    b = right.arranged(right.batch, *groups)
     rows, columns = left.rows.size, right.rows.size
     if rows == 1 < columns:
         a = _padded(a, 1)
@@ -115,11 +118,6 @@ class _Side(NamedTuple):
         """How many elements are copied to make it the right operand, in either layout."""
         return 0 if self.stands(self.batch, self.summed, self.rows) else self.copied_left
 
-    def as_right(self) -> Any:
-        by_rows = self.stands(self.batch, self.rows, self.summed)
-        groups = (self.rows, self.summed) if by_rows else (self.summed, self.rows)
-        return self.arranged(self.batch, *groups)
-
     def arranged(self, *groups: _Group) -> Any:
         """Returns the array with one dimension for each group.
 
@@ -172,8 +170,9 @@ def can_be_arranged(xs: Sequence[Any]) -> bool:
     They may not if the type has a sharding, which JAX cannot always infer for a merged dimension,
     or a symbolic size.
     """
-    sizes = [n for x in xs for n in x.shape]
-    return all(isinstance(n, int) and n > 0 for n in sizes) and not any(map(_is_split, xs))
+    specs = [getattr(getattr(jax.typeof(x), "sharding", None), "spec", ()) for x in xs]
+    is_split = any(axis is not None for spec in specs for axis in spec)
+    return not is_split and all(isinstance(n, int) and n > 0 for x in xs for n in x.shape)
 
 
 def is_exchanged(jaxpr: Jaxpr, product: JaxprEqn) -> bool:
@@ -194,8 +193,3 @@ def is_exchanged(jaxpr: Jaxpr, product: JaxprEqn) -> bool:
     exchanged = (*range(len(batch)), *range(rows, ndim), *range(len(batch), rows))
     (reader,) = readers
     return reader.primitive.name == "transpose" and reader.params["permutation"] == exchanged
-
-
-def _is_split(x: Any) -> bool:
-    sharding = getattr(jax.typeof(x), "sharding", None)
-    return any(axis is not None for axis in getattr(sharding, "spec", ()))

@@ -41,7 +41,9 @@ def evaluate(
     body = body_of(jaxpr)
     env = dict(zip(body.constvars, consts, strict=True))
     env.update(zip(body.invars, args, strict=True))
-    last_use = _last_uses(body)
+    # The index of the last equation that reads each variable, their number for outputs.
+    reads = (*(eqn.invars for eqn in body.eqns), body.outvars)
+    last_use = {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}
     # Outside `jit` a value is an array, and its memory is free after its last use, as in Python.
     unused: list[list[Any]] = [[] for _ in range(len(body.eqns) + 1)]
     for v, i in last_use.items():
@@ -76,12 +78,6 @@ def as_function(
             return bound(eqn, operands)
 
     return lambda *args: evaluate(closed, consts_of(closed), args, literal_value, step)
-
-
-def _last_uses(jaxpr: AnyJaxpr) -> dict[Any, int]:
-    """Returns the index of the last equation that reads each variable, their number for outputs."""
-    reads = (*(eqn.invars for eqn in jaxpr.eqns), jaxpr.outvars)
-    return {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}
 
 
 def of_positions(

@@ -7,8 +7,9 @@ JAX operations of its lowering.
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,13 +17,13 @@ import jax
 from ..compat import (
     JAXPRS,
     AnyJaxpr,
-    Literal,
     body_of,
     equation_context,
     fresh_make_jaxpr,
     open_jaxpr,
     variables_in,
 )
+from ..compat.rebuilding import renamed, with_equations
 from ..compat.registration import plain_function
 
 
@@ -71,49 +72,34 @@ def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
             f"platform={platform!r} must be 'cpu', 'gpu' or 'tpu'. Leave it out for the default "
             "backend."
         )
-    return _Finaliser(platform or jax.default_backend()).jaxpr(jaxpr)
+    return _finalised(jaxpr, platform or jax.default_backend(), {})
 
 
-class _Finaliser:
-    """Makes each jaxpr once, so that equations that share one still do."""
-
-    def __init__(self, platform: str) -> None:
-        self._platform = platform
-        # The given one as well, so that no other gets its identity.
-        self._made: dict[int, tuple[Any, Any]] = {}
-
-    def jaxpr(self, jaxpr: AnyJaxpr) -> Any:
-        if id(jaxpr) not in self._made:
-            self._made[id(jaxpr)] = jaxpr, self._new(jaxpr)
-        return self._made[id(jaxpr)][1]
-
-    def _new(self, jaxpr: AnyJaxpr) -> Any:
-        body, eqns = body_of(jaxpr), []
-        atoms: dict[Any, Any] = {}  # the replacements of our equations' results
-        for eqn in body.eqns:
-            operands = _read(eqn.invars, atoms)
-            if (function := plain_function(eqn, self._platform)) is None:
-                params = _with_jaxprs(eqn.params, self.jaxpr)
-                is_same = params is eqn.params and atoms.keys().isdisjoint(variables_in(eqn.invars))
-                eqns.append(eqn if is_same else eqn.replace(invars=operands, params=params))
-                continue
-            with equation_context(eqn):
-                traced = fresh_make_jaxpr(function, *(v.aval for v in eqn.invars))
-            plain = open_jaxpr(self.jaxpr(traced))
-            inside = dict(zip(plain.invars, operands, strict=True))
-            eqns += [
-                e.replace(invars=_read(e.invars, inside), source_info=eqn.source_info)
-                for e in plain.eqns
-            ]
-            atoms.update(zip(eqn.outvars, _read(plain.outvars, inside), strict=True))
-        if not atoms and all(map(operator.is_, eqns, body.eqns)):
-            return jaxpr
-        new = body.replace(eqns=eqns, outvars=_read(body.outvars, atoms))
-        return new if body is jaxpr else jaxpr.replace(jaxpr=new)
-
-
-def _read(variables: Sequence[Any], atoms: dict[Any, Any]) -> list[Any]:
-    return [v if isinstance(v, Literal) else atoms.get(v, v) for v in variables]
+def _finalised(jaxpr: AnyJaxpr, platform: str, made: dict[int, tuple[Any, Any]]) -> Any:
+    """Returns a jaxpr for a platform, made once, so that equations that share one still do."""
+    if id(jaxpr) in made:
+        return made[id(jaxpr)][1]
+    finalised = functools.partial(_finalised, platform=platform, made=made)
+    body, eqns = body_of(jaxpr), []
+    atoms: dict[Any, Any] = {}  # the replacements of our equations' results
+    for eqn in body.eqns:
+        operands = renamed(eqn.invars, atoms)
+        if (function := plain_function(eqn.primitive, eqn.params, platform)) is None:
+            params = _with_jaxprs(eqn.params, finalised)
+            is_same = params is eqn.params and atoms.keys().isdisjoint(variables_in(eqn.invars))
+            eqns.append(eqn if is_same else eqn.replace(invars=operands, params=params))
+            continue
+        with equation_context(eqn):
+            traced = fresh_make_jaxpr(function, *(v.aval for v in eqn.invars))
+        plain = open_jaxpr(finalised(traced))
+        inside = dict(zip(plain.invars, operands, strict=True))
+        info = eqn.source_info
+        for e in plain.eqns:
+            eqns.append(e.replace(invars=renamed(e.invars, inside), source_info=info))
+        atoms.update(zip(eqn.outvars, renamed(plain.outvars, inside), strict=True))
+    # The given one as well, so that no other gets its identity.
+    made[id(jaxpr)] = jaxpr, with_equations(jaxpr, eqns, renamed(body.outvars, atoms))
+    return made[id(jaxpr)][1]
 
 
 def _with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:

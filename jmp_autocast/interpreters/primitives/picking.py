@@ -13,15 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..compat import JaxprEqn, aval_of, varying_axes
-from ..compat.registration import (
-    all_at_front,
-    define_primitive,
-    is_undefined_primal,
-    is_zero,
-    lowers_by_platform,
-    zero_tangent,
-)
+from ..compat import JaxprEqn, aval_of, registration, varying_axes
 from .cached_bind import bind_cached
 from .traits import BACKWARD
 
@@ -95,7 +87,6 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     place = {d: k for k, d in enumerate(kept)}
     array = lax.reshape(array, [whole[d] for d in kept])
     numbers = eqn.params["dimension_numbers"]
-    collapsed = [d for d in numbers.collapsed_slice_dims if d in place]
     pairs = zip(numbers.operand_batching_dims, numbers.start_indices_batching_dims, strict=True)
     batch = [(place[d], k) for d, k in pairs if d in place]
     columns = [k for k, d in enumerate(numbers.start_index_map) if d in place]
@@ -104,28 +95,16 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         array = lax.transpose(array, [d for d, _ in order])
         small = lax.broadcast_in_dim(array, indices.shape[:-1], [k for _, k in order])
         return lax.reshape(small, aval_of(eqn.outvars[0]).shape)
-    small = lax.gather(
-        array,
-        _columns(indices, columns),
-        lax.GatherDimensionNumbers(
-            offset_dims=(),
-            collapsed_slice_dims=tuple(place[d] for d in collapsed),
-            start_index_map=tuple(place[numbers.start_index_map[k]] for k in columns),
-            operand_batching_dims=tuple(d for d, _ in batch),
-            start_indices_batching_dims=tuple(k for _, k in batch),
-        ),
-        slice_sizes=(1,) * array.ndim,
-        mode=eqn.params["mode"],
-        fill_value=eqn.params["fill_value"],
-    )
+    if len(columns) < indices.shape[-1]:
+        taken = [lax.slice_in_dim(indices, k, k + 1, axis=-1) for k in columns]
+        indices = lax.concatenate(taken, indices.ndim - 1)
+    collapsed = tuple(place[d] for d in numbers.collapsed_slice_dims if d in place)
+    indexed = tuple(place[numbers.start_index_map[k]] for k in columns)
+    of_array, of_indices = zip(*batch, strict=True) if batch else ((), ())
+    dimensions = lax.GatherDimensionNumbers((), collapsed, indexed, of_array, of_indices)
+    options = {name: eqn.params[name] for name in ("mode", "fill_value")}
+    small = lax.gather(array, indices, dimensions, (1,) * array.ndim, **options)
     return lax.reshape(small, aval_of(eqn.outvars[0]).shape)
-
-
-def _columns(indices: Any, columns: Sequence[int]) -> Any:
-    if len(columns) == indices.shape[-1]:
-        return indices
-    taken = [lax.slice_in_dim(indices, k, k + 1, axis=-1) for k in columns]
-    return lax.concatenate(taken, indices.ndim - 1)
 
 
 def with_all_dimensions(eqn: JaxprEqn, array: Any) -> Any:
@@ -151,20 +130,9 @@ def _is_picked(index: Any, shape: Sequence[int], axis: int) -> Any:
 
 def _gathered(x: Any, index: Any, *, axis: int, outside: float) -> Any:
     others = tuple(d for d in range(x.ndim) if d != axis)
-    return lax.gather(
-        x,
-        index[..., None],
-        lax.GatherDimensionNumbers(
-            offset_dims=(),
-            collapsed_slice_dims=(axis,),
-            start_index_map=(axis,),
-            operand_batching_dims=others,
-            start_indices_batching_dims=others,
-        ),
-        slice_sizes=(1,) * x.ndim,
-        mode=lax.GatherScatterMode.FILL_OR_DROP,
-        fill_value=outside,
-    )
+    numbers = lax.GatherDimensionNumbers((), (axis,), (axis,), others, others)
+    mode = lax.GatherScatterMode.FILL_OR_DROP
+    return lax.gather(x, index[..., None], numbers, (1,) * x.ndim, mode=mode, fill_value=outside)
 
 
 def _compared(x: Any, index: Any, *, axis: int, outside: float) -> Any:
@@ -191,13 +159,13 @@ def _jvp(
 ) -> tuple[Any, Any]:
     (x, index), tangent = primals, tangents[0]
     out = pick_p.bind(x, index, axis=axis, outside=outside)
-    if is_zero(tangent):
-        return out, zero_tangent(out)
+    if registration.is_zero(tangent):
+        return out, registration.zero_tangent(out)
     return out, pick_p.bind(tangent, index, axis=axis, outside=0.0)
 
 
 def _transpose(cotangent: Any, x: Any, index: Any, *, axis: int, outside: float) -> list[Any]:
-    if is_zero(cotangent) or not is_undefined_primal(x):
+    if registration.is_zero(cotangent) or not registration.is_undefined_primal(x):
         return [None, None]
     is_picked = _is_picked(index, x.aval.shape, axis)
     return [jnp.where(is_picked, cotangent, jnp.zeros((), cotangent.dtype)), None]
@@ -206,17 +174,18 @@ def _transpose(cotangent: Any, x: Any, index: Any, *, axis: int, outside: float)
 def _batch(
     operands: Sequence[Any], dims: Sequence[int | None], *, axis: int, outside: float
 ) -> tuple[Any, int]:
-    return pick_p.bind(*all_at_front(operands, dims), axis=axis + 1, outside=outside), 0
+    given = registration.all_at_front(operands, dims)
+    return pick_p.bind(*given, axis=axis + 1, outside=outside), 0
 
 
-pick_p: Any = define_primitive(
+pick_p: Any = registration.define_primitive(
     "pick",
     aval=lambda x, index, *, axis, outside: x.update(shape=index.shape),
     jvp=_jvp,
     transpose=_transpose,
     batch=_batch,
 )
-lowers_by_platform(pick_p, default=_gathered, tpu=_compared)
+registration.lowers_by_platform(pick_p, default=_gathered, tpu=_compared)
 
 
 def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ...policies.precisions import is_algorithm, precision_of
-from ..compat import JaxprEqn, Literal, assumed_size, aval_of
-from .convolution_products import convolution_products
+from ..compat import JaxprEqn, Literal, aval_of
 from .cpu_algorithms import asks_for_algorithm
 from .held_contraction import contraction_in
 from .traits import DERIVATIVES, having
-
-_CONTRACTIONS = having("contracts")
 
 
 def asked_precision(eqn: JaxprEqn) -> Any:
@@ -105,11 +101,8 @@ def adds_up_cotangents(eqn: JaxprEqn) -> bool:
         eqn: A ``broadcast_in_dim``, ``tile``, ``gather`` or ``all_gather``, or a maximum or minimum
             of an axis or of windows.
     """
-    params, operand, result = (
-        eqn.params,
-        aval_of(eqn.invars[0]).shape,
-        aval_of(eqn.outvars[0]).shape,
-    )
+    params = eqn.params
+    operand, result = (aval_of(v).shape for v in (eqn.invars[0], eqn.outvars[0]))
     if "broadcast_dimensions" in params:
         kept = dict(zip(params["broadcast_dimensions"], operand, strict=True))
         return any(length != kept.get(k, 1) for k, length in enumerate(result))
@@ -140,14 +133,7 @@ def has_plain_update(eqn: JaxprEqn) -> bool:
     return eqn.primitive.name != "scatter" or update is None or not update.eqns
 
 
-_SCATTERS = {
-    "scatter": lax.scatter,
-    "scatter-add": lax.scatter_add,
-    "scatter-sub": lax.scatter_sub,
-    "scatter-mul": lax.scatter_mul,
-    "scatter-min": lax.scatter_min,
-    "scatter-max": lax.scatter_max,
-}
+_SCATTERS = having("redispatch")
 _SCATTER_OPTIONS = ("dimension_numbers", "indices_are_sorted", "unique_indices", "mode")
 
 
@@ -158,7 +144,8 @@ def redispatched(eqn: JaxprEqn, *operands: Any) -> Any:
     of a dtype that it does not take.
     """
     options = {name: eqn.params[name] for name in _SCATTER_OPTIONS}
-    return _SCATTERS[eqn.primitive.name](*operands, **options)
+    scatter: Any = getattr(lax, eqn.primitive.name.replace("-", "_"))
+    return scatter(*operands, **options)
 
 
 def dot_dimensions(eqn: JaxprEqn) -> Any:
@@ -189,37 +176,6 @@ def is_norm(eqn: JaxprEqn) -> bool:
     Not so a matrix that is multiplied by itself.
     """
     return eqn.invars[0] is eqn.invars[1] and free_dimensions(eqn) == (0, 0)
-
-
-class SummedAxes(NamedTuple):
-    """Over which dimensions of its factors a product, and those of its gradients, sum.
-
-    The last one of several; -1 without one.
-
-    Args:
-        product: Of the left and of the right factor.
-        gradients: Of the other factor and of the result, for the gradient of either factor.
-    """
-
-    product: tuple[int, int]
-    gradients: tuple[tuple[int, int], tuple[int, int]]
-
-
-def summed_axes(eqn: JaxprEqn) -> SummedAxes:
-    """Returns over which dimensions of its factors a contraction sums."""
-    if eqn.primitive.name == "conv_general_dilated":
-        lhs, rhs, out = eqn.params["dimension_numbers"]
-        return SummedAxes((lhs[1], rhs[1]), ((rhs[0], out[1]), (lhs[0], out[0])))
-    contracting, batch = dot_dimensions(eqn)
-    ranks = [aval_of(v).ndim for v in eqn.invars[:2]]
-    free = [
-        [d for d in range(rank) if d not in c and d not in b]
-        for rank, c, b in zip(ranks, contracting, batch, strict=True)
-    ]
-    lhs, rhs = ([-1, *dims][-1] for dims in contracting)
-    # A result has the batch dimensions first, then the free dimensions of the left operand.
-    of_lhs = len(batch[0]) + len(free[0]) - 1
-    return SummedAxes((lhs, rhs), (([-1, *free[1]][-1], -1), ([-1, *free[0]][-1], of_lhs)))
 
 
 def reduction_depth(eqn: JaxprEqn) -> int:
@@ -260,47 +216,6 @@ def summands(eqn: JaxprEqn) -> int:
     if eqn.primitive.name in _SCATTERS:
         return math.prod(aval_of(eqn.invars[1]).shape[:-1])
     return reduction_depth(eqn)
-
-
-def flops(eqn: JaxprEqn) -> int:
-    """Returns the floating point operations of one run of an equation.
-
-    An estimate: two for each product that is summed, none with padding, one for each element that
-    is reduced or computed, and the operations of the usual algorithm for a factorization.
-    """
-    eqn = contraction_in(eqn) or eqn
-    if (algorithm := _LINEAR_ALGEBRA.get(eqn.primitive.name)) is not None:
-        (*batch, rows, columns), right = (
-            [assumed_size(length) for length in aval_of(v).shape]
-            for v in (eqn.invars[0], eqn.invars[-1])
-        )
-        count = math.prod(right) // max(math.prod((*batch, rows)), 1)
-        each = algorithm(max(rows, columns), min(rows, columns), count)
-        return round(math.prod(batch) * each)
-    if eqn.primitive.name == "conv_general_dilated":
-        return 2 * convolution_products(eqn)
-    results = sum(math.prod(getattr(v.aval, "shape", ())) for v in eqn.outvars)
-    each = 2 if eqn.primitive.name in _CONTRACTIONS else 1
-    return each * results * reduction_depth(eqn)
-
-
-def _tall(m: int, n: int, _: int) -> float:
-    return 2 * m * n**2 - 2 * n**3 / 3
-
-
-# For a matrix of m rows and n columns, m >= n; r is the number of right-hand sides. Golub and Van
-# Loan, Matrix Computations, 4th edition, chapters 3 to 8; with the vectors, if there are any.
-_LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
-    "triangular_solve": lambda m, n, r: n**2 * r,
-    "cholesky": lambda m, n, r: n**3 / 3,
-    "lu": lambda m, n, r: m * n**2 - n**3 / 3,
-    **dict.fromkeys(("qr", "geqrf", "geqp3", "householder_product"), _tall),
-    "hessenberg": lambda m, n, r: 10 * n**3 / 3,
-    "tridiagonal": lambda m, n, r: 4 * n**3 / 3,
-    "eigh": lambda m, n, r: 9 * n**3,
-    **dict.fromkeys(("eig", "schur"), lambda m, n, r: 25 * n**3),
-    "svd": lambda m, n, r: 6 * m * n**2 + 20 * n**3,
-}
 
 
 def exponent(eqn: JaxprEqn) -> int | None:

@@ -8,40 +8,31 @@ from typing import Any
 import numpy as np
 from jax import lax
 
-from ..compat import Tracer
-from ..compat.registration import (
-    all_at_front,
-    define_primitive,
-    is_undefined_primal,
-    is_zero,
-    lowers_to_operand,
-    zero_tangent,
-)
+from ..compat import Tracer, registration
 from .cached_bind import with_cached_derivative
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
     out = source_view_p.bind(*primals)
-    tangent = tangents[0]
-    if is_zero(tangent):
-        return out, zero_tangent(out)
-    return out, lax.convert_element_type(tangent, out.dtype)
+    if registration.is_zero(tangents[0]):
+        return out, registration.zero_tangent(out)
+    return out, lax.convert_element_type(tangents[0], out.dtype)
 
 
 def _transpose(cotangent: Any, full: Any, low: Any) -> list[Any]:
     # `jax.linear_transpose` meets the view itself. The 16-bit copy carries no derivative.
-    if is_zero(cotangent) or not is_undefined_primal(full):
+    if registration.is_zero(cotangent) or not registration.is_undefined_primal(full):
         return [None, None]
     return [lax.convert_element_type(cotangent, full.aval.dtype), None]
 
 
 def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, int]:
-    return source_view_p.bind(*all_at_front(operands, dims)), 0
+    return source_view_p.bind(*registration.all_at_front(operands, dims)), 0
 
 
 # A primitive and not a `custom_jvp`, because each use of each parameter has one: it costs one
 # equation to trace, and it lowers to nothing.
-source_view_p: Any = define_primitive(
+source_view_p: Any = registration.define_primitive(
     "source_view",
     value=lambda full, low: low,
     aval=lambda full, low: low,
@@ -49,7 +40,7 @@ source_view_p: Any = define_primitive(
     transpose=_transpose,
     batch=_batch,
 )
-lowers_to_operand(source_view_p, 1)
+registration.lowers_to_operand(source_view_p, 1)
 _view = with_cached_derivative(source_view_p.bind)
 
 

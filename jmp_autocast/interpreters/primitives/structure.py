@@ -9,7 +9,7 @@ To add a higher-order primitive, describe it here, and give it a rewriting rule 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..compat import (
@@ -268,20 +268,19 @@ STRUCTURES["cond"] = Structure(_cond_bodies, _rebind_cond)
 # --- loops ----------------------------------------------------------------------------------
 
 
+def _iterated(
+    jaxpr: AnyJaxpr, operands: Iterable[int], results: Iterable[int | None], fixed: int, count: int
+) -> Body:
+    """Returns a body of a loop, whose ``fixed`` constants come first and ``count`` carries next."""
+    carries = tuple((fixed + k, k) for k in range(count))
+    return Body(jaxpr, tuple(operands), tuple(results), carries, fixed, takes_copies_at=fixed)
+
+
 def _scan_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     """Inputs: constants, carries, slices. Outputs: carries, slices to stack."""
-    consts, count = scan_split(eqn.params)
-    return (
-        Body(
-            eqn.params["jaxpr"],
-            tuple(range(len(eqn.invars))),
-            tuple(range(len(eqn.outvars))),
-            carries=tuple((consts + k, k) for k in range(count)),
-            fixed=consts,
-            repeats=assumed_size(eqn.params["length"]),
-            takes_copies_at=consts,
-        ),
-    )
+    operands, results = range(len(eqn.invars)), range(len(eqn.outvars))
+    body = _iterated(eqn.params["jaxpr"], operands, results, *scan_split(eqn.params))
+    return (dataclasses.replace(body, repeats=assumed_size(eqn.params["length"])),)
 
 
 def _rebind_scan(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
@@ -305,23 +304,12 @@ def _while_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
     """Operands: constants of the condition, constants of the body, carries."""
     conds, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     start = conds + consts
-    carries = tuple(range(start, len(eqn.invars)))
-    cond = Body(
-        eqn.params["cond_jaxpr"],
-        (*range(conds), *carries),
-        (None,),
-        fixed=conds,
-        takes_copies_at=conds,
+    carries = range(start, len(eqn.invars))
+    cond, body, count = eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"], len(carries)
+    return (
+        _iterated(cond, (*range(conds), *carries), (None,), conds, 0),
+        _iterated(body, (*range(conds, start), *carries), range(count), consts, count),
     )
-    body = Body(
-        eqn.params["body_jaxpr"],
-        (*range(conds, start), *carries),
-        tuple(range(len(carries))),
-        carries=tuple((consts + k, k) for k in range(len(carries))),
-        fixed=consts,
-        takes_copies_at=consts,
-    )
-    return cond, body
 
 
 def _rebind_while(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
@@ -351,8 +339,7 @@ def shard_map_options(eqn: JaxprEqn, more: Sequence[int] = ()) -> dict[str, Any]
         eqn: The equation.
         more: The positions of the operands whose copies follow all operands.
     """
-    params = eqn.params
-    specs = params["in_specs"]
+    params, specs = eqn.params, eqn.params["in_specs"]
     return {
         "mesh": params["mesh"],
         "in_specs": (*specs, *(specs[i] for i in more)),

@@ -98,7 +98,9 @@ def _emitted(
     rule = None if is_alone else rewriter.closed_over.rule_of(eqn)
     key = (id(inner), eqn.primitive.name) if is_alone else (of_plan, rule)
     if key not in rewriter.memo:
-        rewriter.memo[key] = _original(eqn) if is_original else _rebuilt(rewriter, eqn, plan)
+        is_jvp = eqn.primitive.name == "custom_jvp_call"
+        rebuilt = _rebuilt_custom_jvp if is_jvp else _rebuilt_custom_vjp
+        rewriter.memo[key] = _original(eqn) if is_original else rebuilt(rewriter, eqn, plan)
     function = rewriter.memo[key]
     if is_shared:
         if (inlined_key := (key, "inlined")) not in rewriter.memo:
@@ -107,18 +109,9 @@ def _emitted(
     return list(function(*xs))
 
 
-def _rebuilt(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:
-    is_jvp = eqn.primitive.name == "custom_jvp_call"
-    return (_rebuilt_custom_jvp if is_jvp else _rebuilt_custom_vjp)(rewriter, eqn, plan)
-
-
 def _as_in(dtype: Any) -> Want:
     """Returns what a rule is asked for, of what its function has in a dtype: 16 bits lead on."""
     return Want(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else 0)
-
-
-def _cast(x: Any, dtype: Any) -> Any:
-    return x if x.dtype == dtype else lax.convert_element_type(x, dtype)
 
 
 def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:
@@ -188,21 +181,19 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
         closed = fresh_make_jaxpr(original_forward, *avals)
         # Outputs as the primal function returns them; residuals in whatever dtype they are computed
         # in.
-        wants = [
-            *(_as_in(s.dtype) for s in inner.outputs),
-            *(Want(needs=_LEADS) for _ in range(len(box["avals"]) - len(box["refs"]))),
-        ]
+        wants = [_as_in(s.dtype) for s in inner.outputs]
+        wants += [Want(needs=_LEADS)] * (len(box["avals"]) - len(box["refs"]))
         flat = rewriter.run(closed, xs, wants, inner)
         n = len(out_avals)
         for k, i in sorted(box["refs"].items()):
             flat.insert(n + k, xs[i])
-        static = _Static((moving, box["tree"], tuple(box["avals"])))
         dtypes = tuple(jax.typeof(x).dtype for x in xs)
-        return tuple(flat[:n]), (flat[n:], static, _Static(dtypes))
+        static = _Static((moving, box["tree"], tuple(box["avals"]), dtypes))
+        return tuple(flat[:n]), (flat[n:], static)
 
     def backward(saved: Any, cotangents: Sequence[Any]) -> tuple[Any, ...]:
-        residuals, static, dtypes = saved
-        moving, tree, residual_avals = static.value
+        residuals, static = saved
+        moving, tree, residual_avals, dtypes = static.value
 
         # An output without a cotangent is handed on as a zero that is known to be one.
         known = [k for k in inexact if type(cotangents[k]) is not SymbolicZero]
@@ -213,16 +204,15 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
                 full[k] = cotangent
             return jax.tree_util.tree_unflatten(tree, residuals)(tuple(full))
 
-        closed = fresh_make_jaxpr(
-            original_backward, list(residual_avals), [out_avals[k] for k in known]
-        )
-        given = [cotangents[k] for k in known]
-        wants = [_as_in(dtypes.value[i]) for i in moving]
+        given, given_avals = ([x[k] for k in known] for x in (cotangents, out_avals))
+        closed = fresh_make_jaxpr(original_backward, list(residual_avals), given_avals)
+        wants = [_as_in(dtypes[i]) for i in moving]
         found = rewriter.run(closed, [*residuals, *given], wants, inner)
         gradients: list[Any] = [None] * len(avals)
         for i, gradient in zip(moving, found, strict=True):
             # A cotangent has the dtype of its primal, which may be the 16-bit copy of a weight.
-            gradients[i] = _cast(gradient, dtypes.value[i])
+            is_cast = gradient.dtype != dtypes[i]
+            gradients[i] = lax.convert_element_type(gradient, dtypes[i]) if is_cast else gradient
         return tuple(gradients)
 
     rules = map(in_settings_of_now, (forward, backward))

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from ..compat import JaxprEqn, aval_of, mark_frames, with_dtype
+from ..compat import JaxprEqn, aval_of, mark_frames
 from ..plan.data import Emit, EquationPlan
 from .values import Scalar, read
 
@@ -29,10 +29,9 @@ def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[
     Raises:
         TypeError: The function returned another number of arrays, other shapes or dtypes.
     """
-    assert isinstance(plan.action, Emit)
-    action, dtypes = plan.action, list(plan.operands)
-    for i in action.as_they_are:
-        dtypes[i] = None
+    action = plan.action
+    assert isinstance(action, Emit)
+    dtypes = [None if i in action.as_they_are else d for i, d in enumerate(plan.operands)]
     read_so = dataclasses.replace(plan, operands=tuple(dtypes))
     arrays = [
         jnp.asarray(x, aval_of(v).dtype) if isinstance(value, Scalar) and x.dtype is None else x
@@ -42,15 +41,13 @@ def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[
     # In the ambient trace, so that JAX differentiates, maps and shards the function's equations.
     out = action.function(*arrays, *copies)
     results = list(out) if isinstance(out, tuple | list) else [out]
-    expected = [
-        with_dtype(v.aval, state.dtype) if state.dtype is not None else aval_of(v)
-        for v, state in zip(eqn.outvars, plan.results, strict=True)
-    ]
+    pairs = zip(map(aval_of, eqn.outvars), plan.results, strict=True)
+    expected = [(aval.shape, state.dtype or aval.dtype) for aval, state in pairs]
     found = [(jnp.shape(x), jnp.result_type(x)) for x in results]
-    if found != [(aval.shape, aval.dtype) for aval in expected]:
+    if found != expected:
         raise TypeError(
             f"{action.name}, which a rule emits in place of {eqn.primitive.name}, must "
-            f"return {_described((a.shape, a.dtype) for a in expected)}, got {_described(found)}. "
+            f"return {_described(expected)}, got {_described(found)}. "
             "Cast its result, or tell the dtype by Decision(output_dtype=...)."
         )
     return [jnp.asarray(x) for x in results]

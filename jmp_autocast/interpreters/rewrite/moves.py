@@ -54,7 +54,7 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
         moves = key.when_moved == "moves"
         return _moved_copies(eqn, operands, key) if moves else [operands[0].copy(key)]
 
-    pairs = zip(results, plan.results, strict=True)
+    pairs = list(zip(results, plan.results, strict=True))
     parts = [Value(x, s.keeps_gradient, tag=s.tag) for x, s in pairs]
     made: dict[CopyKey, Sequence[Any]] = {}
 
@@ -64,19 +64,14 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
                 made[key] = copies_by(key)
         return made[key][k]
 
-    return [
-        Value(x, s.keeps_gradient, partial(copy, k))
-        for k, (x, s) in enumerate(zip(results, plan.results, strict=True))
-    ]
+    return [Value(x, s.keeps_gradient, partial(copy, k)) for k, (x, s) in enumerate(pairs)]
 
 
 def _moved_copies(eqn: JaxprEqn, operands: Sequence[Any], dtype: Any) -> Sequence[Any]:
+    arrays = [value.copy(dtype) if _is_float(value) else value.array for value in operands]
     if eqn.primitive.name == "convert_element_type":
         # A number cast to float32 is cast to 16 bits directly.
-        value = operands[0]
-        x = value.copy(dtype) if _is_float(value) else value.array
-        return [cast(x, dtype)]
-    arrays = [value.copy(dtype) if _is_float(value) else value.array for value in operands]
+        return [cast(arrays[0], dtype)]
     if eqn.primitive.name == "sharding_constraint":
         # Or XLA gives the cast the new sharding, and moves float32 between devices.
         arrays = lax.optimization_barrier(arrays)

@@ -11,14 +11,14 @@ traces `jax.nn.relu` once, and would compile the rewritten jaxpr at each call of
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, Protocol
+from collections.abc import Hashable, Sequence
+from typing import Any
 
 from ...policies.registry import registered_rules
 from ..after.copies import Copies, handed_in
-from ..compat import AnyJaxpr, JaxprEqn, is_checked, is_staged, trace_context
+from ..compat import JaxprEqn, is_checked, is_staged, trace_context
+from ..compat.keyed import Keyed
 from ..plan.data import EquationPlan, Plan
 from ..primitives.structure import STRUCTURES, Body, bodies, innermost_first, runs_again
 
@@ -26,37 +26,13 @@ from ..primitives.structure import STRUCTURES, Body, bodies, innermost_first, ru
 _DEEP = 16
 
 
-class MakesJaxprs(Protocol):
-    """The rewriter's interface for bodies.
-
-    Attributes:
-        planner: Plans derivative rules; `anew` makes one like it, for equal questions.
-        planned: As for `Rewriter`.
-        label: As for `Rewriter`.
-        known_copies: The copies of the plans so far.
-    """
-
-    planner: Any
-    planned: Any
-    label: Any
-    known_copies: dict[int, Copies]
-
-    def looks_at(self, eqn: JaxprEqn) -> bool:
-        """As `Rewriter.looks_at`."""
-        ...
-
-    def jaxpr(self, plan: Plan, closed: AnyJaxpr, copies: Copies, at: int) -> Any:
-        """As `Rewriter.jaxpr`."""
-        ...
-
-
 def rewritten_bodies(
-    rewriter: MakesJaxprs, eqn: JaxprEqn, plan: EquationPlan, arrays: Sequence[Any] | None = None
+    rewriter: Any, eqn: JaxprEqn, plan: EquationPlan, arrays: Sequence[Any] | None = None
 ) -> list[tuple[Any, Copies]]:
     """Returns the rewritten jaxpr of each body of an equation, and the copies that it takes.
 
     Args:
-        rewriter: Makes them.
+        rewriter: The `Rewriter`, whose file imports this one.
         eqn: The equation.
         plan: Its plan.
         arrays: The operands, where the equation is bound now.
@@ -72,33 +48,26 @@ def rewritten_bodies(
     is_kept = is_run and not (is_watched or rewriter.planned or eqn.effects or is_checked())
     found = []
     for inner, body in zip(plan.inner, bodies(eqn), strict=True):
-        pairs = _copies_for(body, copied)
+        # Bodies that share their operands (branches) all take the same copies; the bodies of a
+        # ``while`` take those of their own constants.
+        own = body.operands
+        pairs = tuple([(own.index(i), key) for i, key in copied if i in own])
         if inner.identity and not (pairs or is_entered):
             # One in which nothing changes stays the one that JAX has in its caches.
             jaxpr = body.jaxpr
         elif is_kept and (key := rewriter.planner.key) is not None:
-            jaxpr = _kept(_Question.of(rewriter, inner, body, pairs, key))
+            jaxpr = _kept(_question(rewriter, inner, body, pairs, key))
         else:
             jaxpr = rewriter.jaxpr(inner, body.jaxpr, pairs, body.takes_copies_at)
         found.append((jaxpr, pairs))
     return found
 
 
-def _copies_for(body: Body, copied: Copies) -> Copies:
-    """Returns pairs (input, key): the copies that a body takes as further inputs.
-
-    Bodies that share their operands (branches) all take the same ones; the bodies of a ``while``
-    take those of their own constants.
-    """
-    own = body.operands
-    return tuple([(own.index(i), key) for i, key in copied if i in own])
-
-
-def make_innermost_first(rewriter: MakesJaxprs, plan: Plan) -> None:
+def make_innermost_first(rewriter: Any, plan: Plan) -> None:
     """Makes the jaxprs of a program whose calls are nested deeply.
 
     Args:
-        rewriter: Makes and remembers them.
+        rewriter: The `Rewriter`, which makes and remembers them.
         plan: The plan of the program.
     """
     nested = innermost_first(plan, lambda p: [q for x in p.equations for q in x.inner])
@@ -110,39 +79,16 @@ def make_innermost_first(rewriter: MakesJaxprs, plan: Plan) -> None:
                 rewritten_bodies(rewriter, eqn, equation)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Question:
-    """All that a rewritten jaxpr follows from; two are equal if their keys are."""
-
-    key: Hashable
-    plan: Plan
-    closed: AnyJaxpr  # alive as long as its id is in a key
-    copies: Copies
-    at: int
+def _question(rewriter: Any, plan: Plan, body: Body, copies: Copies, of_planner: Hashable) -> Keyed:
+    """Returns the function that makes a rewritten jaxpr, by all that the jaxpr follows from."""
+    at, closed = body.takes_copies_at, body.jaxpr  # alive as long as its id is in a key
+    asked = id(closed), plan.inputs, plan.wants, plan.path, copies, at
     # A rewriter and a planner of their own: those of the call hold its program and its arrays.
-    rewriter: Callable[..., MakesJaxprs]
-    planner: Callable[[], Any]
-
-    @classmethod
-    def of(
-        cls, rewriter: MakesJaxprs, plan: Plan, body: Body, copies: Copies, of_planner: Hashable
-    ) -> _Question:
-        """Returns the question about a body."""
-        asked = plan.inputs, plan.wants, plan.path, copies, body.takes_copies_at
-        settings = of_planner, trace_context(), registered_rules()
-        key = (id(body.jaxpr), *asked, *settings)
-        made = rewriter.planner.anew
-        like = type(rewriter)
-        return cls(key, plan, body.jaxpr, copies, body.takes_copies_at, like, made)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Question) and self.key == other.key
-
-    def __hash__(self) -> int:
-        return hash(self.key)
+    like, anew = type(rewriter), rewriter.planner.anew
+    key = (*asked, of_planner, trace_context(), registered_rules())
+    return Keyed(key, lambda: like(anew()).jaxpr(plan, closed, copies, at))
 
 
 @functools.lru_cache(maxsize=512)
-def _kept(asked: _Question) -> Any:
-    rewriter = asked.rewriter(asked.planner())
-    return rewriter.jaxpr(asked.plan, asked.closed, asked.copies, asked.at)
+def _kept(asked: Keyed) -> Any:
+    return asked.of()

@@ -14,15 +14,9 @@ import jax
 from jax import lax
 
 from ..after.copies import handed_in
-from ..compat import JaxprEqn, bind, consts_of, mark_frames
+from ..compat import JaxprEqn, bound, consts_of, mark_frames
 from ..plan.data import EquationPlan
-from ..primitives.structure import (
-    STRUCTURES,
-    Copy,
-    bodies,
-    rebound,
-    shard_map_options,
-)
+from ..primitives.structure import STRUCTURES, Copy, bodies, rebound, shard_map_options
 from .rewriter import Rewriter, rewrites
 from .rewritten_bodies import rewritten_bodies
 from .values import read
@@ -53,8 +47,7 @@ def rebind_bodies(
         for body, (_, pairs) in zip(bodies(eqn), made, strict=True)
     ]
     args, params = rebound(eqn, arrays, [jaxpr for jaxpr, _ in made], copies)
-    results = bind(eqn.primitive, args, params)
-    return results if eqn.primitive.multiple_results else [results]
+    return bound(eqn.replace(params=params), args)
 
 
 @rewrites("remat_opt")
