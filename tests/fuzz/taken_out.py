@@ -1,16 +1,12 @@
-"""Whether the fuzzer finds each kind once its row is taken out: ``python -m tests.fuzz.taken_out``.
+"""Whether the fuzzer finds each kind once its row is taken out.
 
 For each kind the same programs run twice: with nothing taken out they find nothing, and with the
 row (or the guard) of the kind taken out they do, where nothing says that 16 bits are for products
 alone. The programs are judged by their values.
-
-    python -m tests.fuzz.taken_out --programs 30            # all kinds
-    python -m tests.fuzz.taken_out --only "ranked,few"
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -99,25 +95,3 @@ def first_found(kind: str, numbers: Sequence[int], takes_out: TakesOut | None) -
             _link("PROMOTIONS", "_leads_to_no_product")(patch)
             takes_out(patch)
         return next((i for i in numbers if dangers.run(0, i, kind)[1]), None)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints for each kind what finds it; returns the number of those that are not found."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.taken_out")
-    parser.add_argument("--programs", type=int, default=30, help="of each kind, at most")
-    parser.add_argument("--only", default=",".join(TAKEN_OUT), help="kinds, by commas")
-    options = parser.parse_args(argv)
-    wrong = 0
-    for kind in options.only.split(","):
-        numbers = range(options.programs)
-        found: Any = first_found(kind, numbers, TAKEN_OUT[kind])
-        before = first_found(kind, numbers[: (found or 0) + 1], None)
-        wrong += found is None or before is not None
-        said = "SURVIVED" if found is None else f"found by program {found}"
-        also = "" if before is None else f"; WRONG with it, program {before}"
-        print(f"{kind:<16} {said}{also}", flush=True)
-    return wrong
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
