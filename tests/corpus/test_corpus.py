@@ -52,7 +52,7 @@ def test_the_same_program_has_the_same_text():
 
 
 def test_another_policy_is_another_text():
-    full = lambda setting: plain_policy(setting).with_rules({"tanh": "fp32"})
+    full = lambda setting: plain_policy(setting).with_rules({"dot_general": "fp32"})
     plain = sections(given("layer", layer, {"w": X}, X), FEW)
     other = sections(given("layer", layer, {"w": X}, X, policy=full), FEW)
     assert {"forward o1 bfloat16", "gradient o1 bfloat16", "plan o1 bfloat16"} <= differing(

@@ -25,7 +25,7 @@ from . import dangers
 TakesOut: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 
-def _need(need: Need) -> TakesOut:
+def without_need(need: Need) -> TakesOut:
     """A row of the needs."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
@@ -35,7 +35,7 @@ def _need(need: Need) -> TakesOut:
     return take_out
 
 
-def _link(table: str, name: str) -> TakesOut:
+def without_link(table: str, name: str) -> TakesOut:
     """A link of a chain that plans an equation."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
@@ -65,18 +65,18 @@ def _first_argument(paths: Sequence[str], known: Any, traced: Any) -> list[Sourc
 
 
 TAKEN_OUT: Mapping[str, TakesOut] = {
-    "derivatives": _link("PROMOTIONS", "_derivative_leaves"),
-    "roots": _need(Need.STEEP),
-    "exponentials": _link("GUARDS", "_reads_exponentials"),
-    "factors": _need(Need.SHARP),
-    "ranked": _need(Need.SHARP),
-    "distances": _need(Need.EXPANDED),
-    "variances": _need(Need.EXPANDED),
-    "stencils": _link("GUARDS", "_takes_differences"),
-    "decompositions": _need(Need.DECOMPOSED),
-    "chains": _need(Need.CHAINED),
-    "few": _link("GUARDS", "_cannot_pay"),
-    "ramps": _link("GUARDS", "_reads_positions"),
+    "derivatives": without_link("PROMOTIONS", "_derivative_leaves"),
+    "roots": without_need(Need.STEEP),
+    "exponentials": without_link("GUARDS", "_reads_exponentials"),
+    "factors": without_need(Need.SHARP),
+    "ranked": without_need(Need.SHARP),
+    "distances": without_need(Need.EXPANDED),
+    "variances": without_need(Need.EXPANDED),
+    "stencils": without_link("GUARDS", "_takes_differences"),
+    "decompositions": without_need(Need.DECOMPOSED),
+    "chains": without_need(Need.CHAINED),
+    "few": without_link("GUARDS", "_cannot_pay"),
+    "ramps": without_link("GUARDS", "_reads_positions"),
     "requests": lambda patch: patch.setattr(reading, "asked_precision", lambda eqn: None),
     "contexts": lambda patch: patch.setattr(
         compat, "float64_for", lambda avals: contextlib.nullcontext()
@@ -92,6 +92,6 @@ def first_found(kind: str, numbers: Sequence[int], takes_out: TakesOut | None) -
     """Returns the number of the first program of a kind that is wrong; None if none is."""
     with pytest.MonkeyPatch.context() as patch:
         if takes_out is not None:
-            _link("PROMOTIONS", "_leads_to_no_product")(patch)
+            without_link("PROMOTIONS", "_leads_to_no_product")(patch)
             takes_out(patch)
         return next((i for i in numbers if dangers.run(0, i, kind)[1]), None)

@@ -17,7 +17,6 @@ from tests.support.markdown_pages import ROOT
 
 SITE = ROOT / "docs" / "_build" / "html"
 PAGES = sorted(p.relative_to(SITE).as_posix() for p in SITE.rglob("*.html"))
-GENERATED = ("search.html", "genindex.html")
 
 
 @functools.cache

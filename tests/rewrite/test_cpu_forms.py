@@ -108,18 +108,6 @@ def test_random_convolutions_whose_patches_do_not_overlap():
     assert products > 30
 
 
-def test_complex_and_integer_products_stand_beside_it():
-    def fn(x, c, i):
-        return x @ x, c @ c, i @ i
-
-    x = jnp.ones((16, 16))
-    args = x, x.astype(jnp.complex64), x.astype(jnp.int32)
-    low, *others = jax.jit(autocast(fn, policy=BF16))(*args)
-    assert float(low[0, 0]) == 16
-    for got, plain in zip(others, fn(*args)[1:], strict=True):
-        np.testing.assert_array_equal(got, plain)
-
-
 # --- kernels ---------------------------------------------------------------------------------
 
 
