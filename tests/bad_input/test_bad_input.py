@@ -1,7 +1,7 @@
 """Every wrong use says what is wrong and what to do, and leaves nothing half-done.
 
-The rows are beside this file, by room. `test_errors.py` of `transform`, `test_arguments.py` of
-`loss_scaling`, `test_nnx_writes.py` of `integrations` have more of them.
+The rows are beside this file, by room. `test_arguments.py` of `loss_scaling` and
+`test_nnx_writes.py` of `integrations` have more of them.
 """
 
 import re

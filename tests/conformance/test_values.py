@@ -5,11 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jmp_autocast import autocast
-from tests.support.jaxprs import find, through_a_dot, trace
-from tests.support.torch_ops import DTYPES, arrays, cast, computed, rounded, run_all
+from tests.support.jaxprs import through_a_dot
+from tests.support.torch_ops import DTYPES, arrays, computed, run_all
 
-from .differences import DIFFERENCES, UNMEASURED, unrunnable
 from .rows import all_rows
 from .runner import function_of, outcomes_of
 
@@ -21,8 +19,6 @@ DECOMPOSES = """
     cholesky inverse pinverse linalg_cond linalg_svd linalg_eig linalg_inv linalg_solve linalg_qr
     triangular_solve lu nuclear_norm
 """.split()
-# Its softmax is float32 inside: it has a test of its own among those of PyTorch.
-ATTENTION = "scaled_dot_product_attention"
 
 
 # PyTorch promotes where strict JAX raises.
@@ -74,87 +70,12 @@ def test_inputs_that_a_dot_computed(dtype, case):
     assert not wrong(found, ours, expected, tolerance)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_low_rows_round_as_by_hand(dtype):
-    """Bit by bit what the program computes of arguments that are cast before it."""
-    rows = [r for r in all_rows() if r.listed == "lower_precision_fp"]
-    rows = [row for row in rows if row.op not in {*DIFFERENCES, *UNMEASURED}]
-    rows = [row for row in rows if row.op != ATTENTION]
-    xs = [arrays(row.shapes) for row in rows]
-    ours = run_all([computed(r.program(dtype), dtype, params=r.params) for r in rows], xs)
-    by_hand = run_all([r.program(dtype) for r in rows], [cast(x, dtype) for x in xs])
-    assert {x.dtype.name for x in (*ours, *by_hand)} == {dtype}
-    assert not wrong([row.op for row in rows], ours, by_hand, lambda op: 0)
-
-
-def takes_16_bits(row, dtype):
-    """False where JAX itself refuses such arguments: from 0.12 on the SVD in a nuclear norm."""
-    try:
-        jax.eval_shape(row.program(dtype), *cast(arrays(row.shapes), dtype))
-    except TypeError:
-        return False
-    return True
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_float32_rows_of_16_bit_arguments(dtype):
-    """They are float32 inside, whatever cast jnp writes at their end."""
-    rows = [row for row in all_rows() if row.listed.startswith("fp32")]
-    rows = [row for row in rows if "(dtype=low)" not in row.op and takes_16_bits(row, dtype)]
-    xs = [arrays(row.shapes) for row in rows]
-    assert len(rows) >= 68
-    fns = [computed(row.program(dtype), dtype) for row in rows]
-    for row, fn, x in zip(rows, fns, xs, strict=True):
-        for eqn in find(trace(fn, *cast(x, dtype)), "reduce_sum", "reduce_prod", "exp", "rsqrt"):
-            assert eqn.invars[0].aval.dtype == jnp.float32, row.op
-    ours = run_all(fns, [cast(x, dtype) for x in xs])
-    expected = run_all([row.program(dtype) for row in rows], [rounded(x, dtype) for x in xs])
-    assert not wrong([row.op for row in rows], ours, expected, lambda op: 8 * eps(dtype))
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_where_pytorch_has_no_16_bit_kernel(dtype):
-    """It raises; here these are float32, or complex64."""
-    transforms = ("fft_", "inverse", "pinverse", "linalg_inv")
-    lacking = lambda op: unrunnable(op, "all_bf16", dtype) and op != "masked_fill"
-    rows = [row for row in all_rows() if row.op.startswith(transforms) or lacking(row.op)]
-    assert len(rows) == 26
-    xs = [arrays(row.shapes) for row in rows]
-    fns = [function_of(row, "all_bf16", dtype) for row in rows]
-    ours = run_all([computed(fn, dtype) for fn in fns], xs)
-    read = [
-        x if row.op.startswith(tuple(DECOMPOSES)) else rounded(x, dtype)
-        for row, x in zip(rows, xs, strict=True)
-    ]
-    expected = run_all([r.program(dtype) for r in rows], read)
-    assert [x.dtype for x in ours] == [x.dtype for x in expected]
-    assert not wrong([row.op for row in rows], ours, expected, lambda op: 1e-3)
-
-
 # PyTorch computes these in float32 and rounds to the dtype of their operands. Here the values in
 # the program stay float32, and are rounded when they are returned in the computed dtype.
 ROUNDED_ON_RETURN = """
     elu logsigmoid mish logaddexp xlogy logit var std nansum exp2 atan asinh acosh atanh lgamma
     digamma logcumsumexp trace index_add celu selu logaddexp2 xlog1py affine scaled
 """.split()
-
-
-@pytest.mark.slow
-def test_rounded_on_return():
-    rows = [row for row in all_rows() if row.op in ROUNDED_ON_RETURN]
-    assert len(rows) == len(ROUNDED_ON_RETURN)
-    xs = [arrays(row.shapes) for row in rows]
-    after = [function_of(row, "all_bf16", "bfloat16") for row in rows]
-    returned = run_all([computed(fn) for fn in after], xs)
-    declared = run_all([autocast(fn, "bfloat16") for fn in after], xs)
-    by_hand = run_all([r.program("bfloat16") for r in rows], [rounded(x, "bfloat16") for x in xs])
-    for row, low, full, exact in zip(rows, returned, declared, by_hand, strict=True):
-        assert (low.dtype, full.dtype) == (jnp.bfloat16, np.float32)
-        np.testing.assert_array_equal(low, full.astype(jnp.bfloat16), err_msg=row.op)
-        if row.op not in ("selu", "affine", "scaled"):  # they end in a sum or product of our own
-            np.testing.assert_allclose(full, exact, rtol=1e-4, atol=1e-5, err_msg=row.op)
 
 
 @pytest.mark.parametrize("op", ROUNDED_ON_RETURN)

@@ -15,9 +15,6 @@ PATTERN`` those whose ``source: name`` matches. Compare such a recording with a 
 ``python -m tests.corpus dtypes`` compares with the committed recording (see `contract`), which
 holds the sections ``plan ...`` alone.
 
-After a renaming, ``compare DIR_A DIR_B --rename leaf_view=source_view --rename LEAF=SOURCE``
-replaces whole words of the old texts first.
-
 `sources` and `tables` alone know where the tests keep their programs. Apart from what those import,
 only the public interface of the package is used.
 """

@@ -11,14 +11,6 @@ from . import __doc__ as about
 from .sources import prepare
 
 
-def pair(text: str) -> tuple[str, str]:
-    """An argument OLD=NEW."""
-    old, separator, new = text.partition("=")
-    if not (old and separator):
-        raise argparse.ArgumentTypeError(f"expected OLD=NEW, got {text!r}")
-    return old, new
-
-
 def parsed(arguments: list[str] | None) -> argparse.Namespace:
     plain = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("python -m tests.corpus", None, about, formatter_class=plain)
@@ -32,8 +24,6 @@ def parsed(arguments: list[str] | None) -> argparse.Namespace:
     compare = commands.add_parser("compare", help="print what differs between two folders")
     compare.add_argument("old", type=pathlib.Path)
     compare.add_argument("new", type=pathlib.Path)
-    compare.add_argument("--rename", type=pair, action="append", default=[], metavar="OLD=NEW",
-                         help="replace a word of the old texts; may be repeated")  # fmt: skip
     compare.add_argument("--only", default="", help="a pattern of 'source: name: section'")
     compare.add_argument("--common", action="store_true",
                          help="what only one folder has is no difference")  # fmt: skip
@@ -80,7 +70,7 @@ def main(arguments: list[str] | None = None) -> int:
     from .compare import Options, compare
 
     old, new = options.pop("old"), options.pop("new")
-    return int(compare(old, new, Options(renames=options.pop("rename"), **options)) > 0)
+    return int(compare(old, new, Options(**options)) > 0)
 
 
 if __name__ == "__main__":

@@ -9,9 +9,8 @@ import itertools
 import json
 import pathlib
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 
-from .jaxpr_text import SEPARATOR
 from .record import ABOUT, read, recorded_sources
 
 Sections = dict[str, str]
@@ -22,7 +21,6 @@ class Options:
     """How two recordings are compared.
 
     Args:
-        renames: Pairs of words; the first is replaced by the second in the first recording.
         only: A regular expression that ``source: program: section`` matches somewhere.
         common: What only one recording has is no difference.
         lines: How many lines of a difference are printed.
@@ -30,7 +28,6 @@ class Options:
         dtypes: Dtypes alone are compared: another reason is no difference.
     """
 
-    renames: Sequence[tuple[str, str]] = ()
     only: str = ""
     common: bool = False
     lines: int = 14
@@ -46,7 +43,6 @@ def compare(old: pathlib.Path, new: pathlib.Path, options: Options) -> int:
     versions = [json.loads((folder / ABOUT).read_text(encoding="utf-8")) for folder in (old, new)]
     if versions[0] != versions[1]:
         print(f"Recorded by different versions: {versions[0]} and {versions[1]}.")
-    rename = renamer(options.renames)
     compared, different = 0, 0
     titles: collections.Counter[str] = collections.Counter()
     reasons: collections.Counter[str] = collections.Counter()
@@ -55,7 +51,7 @@ def compare(old: pathlib.Path, new: pathlib.Path, options: Options) -> int:
         for name in dict.fromkeys((*before, *after)):
             pair = _chosen(f"{source}: {name}", before.get(name), after.get(name), options)
             compared += any(pair)
-            found = differing(*pair, rename, options.common, options.dtypes)
+            found = differing(*pair, options.common, options.dtypes)
             if not found:
                 continue
             different += 1
@@ -92,29 +88,6 @@ def changed_lines(old: str, new: str) -> Iterator[str]:
             yield from (f"+{line}" for line in lines[1][k:m])
 
 
-def renamer(renames: Sequence[tuple[str, str]]) -> Callable[[str], str]:
-    """Returns the function that replaces whole words of a section."""
-    words = dict(renames)
-    if not words:
-        return lambda text: text
-    pattern = re.compile(rf"(?<!\w)(?:{'|'.join(map(re.escape, words))})(?!\w)")
-
-    def rename(text: str) -> str:
-        # Parameters are sorted by name, and a renamed one may have another place.
-        lines = pattern.sub(lambda match: words[match[0]], text).split("\n")
-        return "\n".join(map(_with_sorted_parameters, lines))
-
-    return rename
-
-
-def _with_sorted_parameters(line: str) -> str:
-    start = line.find(" [")
-    if start < 0 or not line.endswith("]") or " = " not in line[:start]:
-        return line
-    params = sorted(line[start + 2 : -1].split(SEPARATOR))
-    return f"{line[: start + 2]}{SEPARATOR.join(params)}]"
-
-
 def _chosen(
     name: str, before: Sections | None, after: Sections | None, options: Options
 ) -> list[Sections]:
@@ -130,7 +103,6 @@ def _chosen(
 def differing(
     before: Sections,
     after: Sections,
-    rename: Callable[[str], str],
     common: bool = False,
     dtypes: bool = False,
 ) -> dict[str, tuple[str, str]]:
@@ -140,7 +112,7 @@ def differing(
     for title in dict.fromkeys((*before, *after)):
         if common and not (title in before and title in after):
             continue
-        old = rename(before[title]) if title in before else "not recorded"
+        old = before.get(title, "not recorded")
         new = after.get(title, "not recorded")
         if seen(old) != seen(new):
             found[title] = old, new

@@ -42,13 +42,13 @@ def other_packages() -> Iterator[Program]:
     """Models and functions of other packages."""
     from ..third_party.flax_nnx import Applied, nnx_autocast
     from ..third_party.program import Draw
-    from ..third_party.tables import PROGRAMS, SLOW
+    from ..third_party.tables import PROGRAMS
 
     def cast_of_calls(applied: Any, **options: Any) -> Any:
         return Applied(applied.graph, applied.call, lambda call: nnx_autocast(call, **options))
 
     for index, (name, program) in enumerate(PROGRAMS.items()):
-        options: dict[str, Any] = {"settings": rotated(index, 2 if name in SLOW else 3)}
+        options: dict[str, Any] = {"settings": rotated(index, 3)}
         options |= {"derive": program.grad, "forward_mode": program.mode == "jvp"}
         if name.startswith("nnx: "):
             options["cast"] = cast_of_calls

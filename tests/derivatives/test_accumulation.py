@@ -82,14 +82,6 @@ def test_nothing_asked_for_is_a_plain_contraction():
         assert len(find(jaxpr, "dot_general")) == 1
 
 
-@pytest.mark.parametrize("dtypes", [("bfloat16", "float16"), ("float32", "float32")])
-def test_operands_of_other_dtypes_are_refused(dtypes):
-    x, w = (jnp.ones((2, 2), d) for d in dtypes)
-    params = find(trace(jnp.dot, w, w), "dot_general")[0].params
-    with pytest.raises(AssertionError, match="16-bit"):
-        accumulating_contraction(lax.dot_general_p, params, x, w, out=FLOAT32)
-
-
 # --- transforms ------------------------------------------------------------------------------
 
 
@@ -160,26 +152,3 @@ def test_the_second_derivatives_of_several_uses_are_added_in_float32(dtype):
     assert {e.outvars[0].aval.dtype.name for e in find(jaxpr, "add_any")} == {"float32"}
     found = jax.jit(jaxpr_as_fun(jaxpr))(np.float32(1))[0]
     np.testing.assert_array_equal(found, 2 * (large + 2 * small))
-
-
-POLICIES = [
-    "nothing_saveable",
-    "dots_saveable",
-    "dots_with_no_batch_dims_saveable",
-    "everything_saveable",
-]
-
-
-@pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("name", ["matmul", "batch"])
-def test_a_checkpoint_policy_is_asked_about_the_contraction(name, policy):
-    row = TABLE[name]
-    checkpointed = functools.partial(
-        jax.checkpoint, policy=getattr(jax.checkpoint_policies, policy)
-    )
-
-    def contractions(f):
-        loss = checkpointed(lambda x, w: jnp.sum(jnp.sin(jnp.sin(f(x, w)))))
-        return len(find(trace(jax.grad(loss, (0, 1)), *arguments(row)), "dot_general"))
-
-    assert contractions(accumulating(row[2], "bfloat16")) == contractions(row[2])

@@ -221,30 +221,6 @@ def test_what_a_rule_holds_itself(form):
     assert_trees_close(grad(CAST(fn), w(), x()), grad(fn, w(), x()), 3e-2)
 
 
-class Solver:
-    def __init__(self, weight):
-        self.weight = weight
-
-    def backward(self, _, g):
-        return (3 * (g @ self.weight),)
-
-
-def behind_a_function(w):
-    product = lambda g: g @ w
-    return lambda _, g: (3 * product(g),)
-
-
-DEEPER = {"function": behind_a_function, "object": lambda w: Solver(w).backward}
-
-
-@pytest.mark.parametrize("form", DEEPER.values(), ids=DEEPER)
-def test_what_lies_deeper_fails_as_under_jit(form):
-    with pytest.raises((TypeError, jax.errors.UnexpectedTracerError), match="Tracer"):
-        grad(CAST(scaled_by(form)), w(), x())
-    with pytest.raises((TypeError, jax.errors.UnexpectedTracerError), match="Tracer"):
-        grad(jax.jit(scaled_by(form)), w(), x())
-
-
 def test_a_root_of_jax_whose_function_closes_over_values():
     found = jax.grad(CAST(custom_root))(w(), x())
     assert_trees_close(found, jax.grad(custom_root)(w(), x()), 3e-2)

@@ -78,10 +78,6 @@ class Found:
         self._add(eqn.invars[i] for i in leads)
 
 
-def _goes_on(eqn: Any) -> bool:
-    return eqn.primitive.name not in _ENDS and _is_float(eqn.outvars[0].aval)
-
-
 def _is_float(aval: Any) -> bool:
     return str(aval.dtype) in ("float32", *_LOW)
 

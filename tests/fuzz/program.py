@@ -118,12 +118,6 @@ class Program:
     def function(self) -> Callable[..., Any]:
         return function(self.text(), "program")
 
-    def output_types(self) -> list[ArrayType]:
-        known = dict(self.types)
-        for let in self.body:
-            known.update(zip(let.names, let.types, strict=True))
-        return [known[name] for name in self.outputs]
-
 
 def function(text: str, name: str) -> Callable[..., Any]:
     """Returns the function that some source text defines."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import pathlib
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -34,197 +35,7 @@ N, D = 12, 8
 MOST = 4.0
 """How many times the error of the best spelling another one may have."""
 
-# A gate of which no spelling reads 1 - a stays below sigmoid(6): in 16 bits the slope of one that
-# is 1 is 0, as by hand (of sigmoid(12) all of the gradient was lost).
-# A name, what is computed before, and its spellings; a deeper line continues one.
-_TABLE = """
-complement
-    1 - jax.nn.sigmoid(p)
-    jax.nn.sigmoid(-p)
-    1 / (1 + jnp.exp(p))
-    jnp.exp(-jax.nn.softplus(p))
-quotient: s = 1 + jnp.abs(q)
-    p / s
-    p * (1 / s)
-    p * s**-1
-    p * jnp.reciprocal(s)
-sum of a row
-    p.sum(-1)
-    p @ jnp.ones(D)
-    jnp.einsum('nd->n', p)
-    jax.lax.scan(lambda c, a: (c + a, None), jnp.zeros(N), p.T)[0]
-rows by index
-    p[i]
-    jax.nn.one_hot(i, N) @ p
-    jnp.einsum('kn,nd->kd', (i[:, None] == jnp.arange(N)).astype(p.dtype), p)
-distances
-    ((p[:, None] - q[None]) ** 2).sum(-1)
-    (p**2).sum(-1)[:, None] + (q**2).sum(-1)[None] - 2 * p @ q.T
-    (p * p).sum(-1, keepdims=True) - 2 * jnp.einsum('nd,md->nm', p, q) + (q * q).sum(-1)
-    jax.vmap(lambda a: jax.vmap(lambda b: jnp.dot(a - b, a - b))(q))(p)
-product
-    p @ z
-    jnp.einsum('nd,de->ne', p, z)
-    (p[:, :, None] * z).sum(1)
-    jax.vmap(lambda a: a @ z)(p)
-    jax.lax.scan(lambda c, a: (c, a @ z), 0, p)[1]
-inner product
-    jnp.sum(p * q)
-    jnp.trace(p @ q.T)
-    jnp.einsum('nd,nd->', p, q)
-form
-    (p @ z * q).sum(-1)
-    jnp.einsum('nd,de,ne->n', p, z, q)
-    jax.vmap(lambda a, b: a @ z @ b)(p, q)
-    jnp.einsum('nd,nd->n', q @ z.T, p)
-log of a softmax
-    jnp.log(jax.nn.softmax(p))
-    jax.nn.log_softmax(p)
-    p - jax.nn.logsumexp(p, -1, keepdims=True)
-    (p - p.max(-1, keepdims=True)) - jnp.log(jnp.exp(p - p.max(-1, keepdims=True)).sum(-1,
-        keepdims=True))
-    p - jnp.log(jnp.sum(jnp.exp(p), -1, keepdims=True))
-softmax
-    jax.nn.softmax(p)
-    jnp.exp(jax.nn.log_softmax(p))
-    jnp.exp(p) / jnp.exp(p).sum(-1, keepdims=True)
-    jnp.exp(p - jax.nn.logsumexp(p, -1, keepdims=True))
-    (lambda e: e / (e @ jnp.ones((D, 1))))(jnp.exp(p - p.max(-1, keepdims=True)))
-logarithm of a sum
-    jax.nn.logsumexp(p, -1)
-    jnp.log(jnp.exp(p).sum(-1))
-    functools.reduce(jnp.logaddexp, [p[:, k] for k in range(D)])
-    p.max(-1) + jnp.log(jnp.exp(p - p.max(-1, keepdims=True)).sum(-1))
-variance
-    jnp.var(p, -1)
-    (p**2).mean(-1) - p.mean(-1) ** 2
-    ((p - p.mean(-1, keepdims=True)) ** 2).mean(-1)
-    jnp.square(p) @ jnp.full(D, 1 / D) - (p @ jnp.full(D, 1 / D)) ** 2
-    jnp.mean((p[:, :, None] - p[:, None]) ** 2, (1, 2)) / 2
-covariance
-    (p - p.mean(0)).T @ (q - q.mean(0)) / N
-    p.T @ q / N - jnp.outer(p.mean(0), q.mean(0))
-    jnp.mean((p - p.mean(0))[:, :, None] * (q - q.mean(0))[:, None], 0)
-norm of a layer
-    (p - p.mean(-1, keepdims=True)) / jnp.sqrt(p.var(-1, keepdims=True) + 1e-3)
-    (p - p.mean(-1, keepdims=True)) * jax.lax.rsqrt((p * p).mean(-1, keepdims=True) - p.mean(-1,
-        keepdims=True) ** 2 + 1e-3)
-    jax.nn.standardize(p, epsilon=1e-3)
-    (lambda c: c / jnp.sqrt((c * c).mean(-1, keepdims=True) + 1e-3))(p - p.mean(-1, keepdims=True))
-    (lambda c: c * ((c * c).mean(-1, keepdims=True) + 1e-3) ** -0.5)(p @ (jnp.eye(D) - 1 / D))
-unit vectors
-    p / jnp.linalg.norm(p, axis=-1, keepdims=True)
-    p * jax.lax.rsqrt((p * p).sum(-1, keepdims=True))
-    p / jnp.sqrt(jnp.einsum('nd,nd->n', p, p))[:, None]
-    p / ((p**2) @ jnp.ones((D, 1))) ** 0.5
-softplus
-    jax.nn.softplus(p)
-    jnp.log(1 + jnp.exp(p))
-    -jnp.log(jax.nn.sigmoid(-p))
-    -jnp.log(1 - jax.nn.sigmoid(p))
-    jnp.maximum(p, 0) + jnp.log1p(jnp.exp(-jnp.abs(p)))
-cross entropy: c = i % D
-    -jnp.take_along_axis(jax.nn.log_softmax(p), c[:, None], 1)[:, 0]
-    -(jax.nn.one_hot(c, D) * jax.nn.log_softmax(p)).sum(-1)
-    jax.nn.logsumexp(p, -1) - p[jnp.arange(N), c]
-    -jnp.log((jax.nn.softmax(p) * jax.nn.one_hot(c, D)).sum(-1))
-    jax.nn.logsumexp(p, -1) - jnp.einsum('nd,nd->n', p, jax.nn.one_hot(c, D))
-gelu by a tanh
-    jax.nn.gelu(p)
-    0.5 * p * (1 + jnp.tanh(0.7978845608 * (p + 0.044715 * p**3)))
-    p * jax.nn.sigmoid(2 * 0.7978845608 * (p + 0.044715 * p * p * p))
-    0.5 * p * (1 + jnp.tanh(0.7978845608 * p * (1 + 0.044715 * p * p)))
-tanh
-    jnp.tanh(p)
-    2 * jax.nn.sigmoid(2 * p) - 1
-    1 - 2 * jax.nn.sigmoid(-2 * p)
-    1 - 2 / (jnp.exp(2 * p) + 1)
-slope of a tanh
-    1 - jnp.tanh(p) ** 2
-    (1 - jnp.tanh(p)) * (1 + jnp.tanh(p))
-    1 / jnp.cosh(p) ** 2
-slope of a sigmoid
-    jax.nn.sigmoid(p) * (1 - jax.nn.sigmoid(p))
-    jax.nn.sigmoid(p) * jax.nn.sigmoid(-p)
-    jax.nn.sigmoid(p) - jax.nn.sigmoid(p) ** 2
-    (lambda e: e / (1 + e) ** 2)(jnp.exp(-jnp.abs(p)))
-exponential, less 1
-    jnp.expm1(p)
-    jnp.exp(p) - 1
-    jnp.exp(p / 2) * 2 * jnp.sinh(p / 2)
-gated: a = jax.nn.sigmoid(q / 2)
-    a * p + (1 - a) * x
-    x + a * (p - x)
-    p + (1 - a) * (x - p)
-    jax.nn.sigmoid(q / 2) * p + jax.nn.sigmoid(-q / 2) * x
-gates of all steps: a = jax.nn.sigmoid(q + 3)
-    jnp.cumprod(a, 0)
-    jnp.exp(jnp.cumsum(jnp.log(a), 0))
-    jnp.exp(jnp.cumsum(jax.nn.log_sigmoid(q + 3), 0))
-    jax.lax.scan(lambda c, g: (c * g, c * g), jnp.ones(D), a)[1]
-    jax.lax.associative_scan(jnp.multiply, a)
-    jnp.exp(jnp.tril(jnp.ones((N, N))) @ jnp.log(a))
-averages: d = 0.9
-    jax.lax.scan(lambda c, a: (d * c + (1 - d) * a,) * 2, jnp.zeros(D), p)[1]
-    (jnp.tril(d ** jnp.abs(jnp.arange(N)[:, None] - jnp.arange(N) + 0.)) * (1 - d)) @ p
-    jax.lax.associative_scan(lambda a, b: (a[0] * b[0], b[0] * a[1] + b[1]), (jnp.full((N, D), d),
-        (1 - d) * p))[1]
-    jax.lax.scan(lambda c, a: (c + (1 - d) * (a - c),) * 2, jnp.zeros(D), p)[1]
-normalized linear attention: f = jnp.exp
-    (lambda s: s @ x / s.sum(-1, keepdims=True))(f(p) @ f(q).T)
-    (lambda s: (s / s.sum(-1, keepdims=True)) @ x)(f(p) @ f(q).T)
-    f(p) @ (f(q).T @ x) / (f(p) @ f(q).sum(0))[:, None]
-attention
-    jax.nn.softmax(p @ q.T / np.float32(np.sqrt(D))) @ x
-    jax.nn.dot_product_attention(p[None, :, None], q[None, :, None], x[None, :, None])[0, :, 0]
-    (lambda e: e @ x / e.sum(-1, keepdims=True))((lambda s: jnp.exp(s - s.max(-1,
-        keepdims=True)))(p @ q.T * np.float32(D**-0.5)))
-    jax.nn.softmax((p * np.float32(D**-0.5)) @ q.T) @ x
-    jnp.einsum('nm,md->nd', jax.nn.softmax(jnp.einsum('nd,md->nm', p, q) / np.float32(np.sqrt(D))),
-        x)
-differences of neighbours
-    p[1:] - p[:-1]
-    jnp.diff(p, axis=0)
-    jnp.asarray((np.eye(N, k=1) - np.eye(N))[:-1], 'float32') @ p
-    jax.vmap(lambda a: jnp.convolve(a, jnp.array([1., -1.]), 'valid'), 1, 1)(p)
-centered
-    p - p.mean(0)
-    (jnp.eye(N) - 1 / N) @ p
-    p - jnp.ones((N, 1)) @ p.mean(0, keepdims=True)
-steps that add
-    jax.lax.scan(lambda c, _: (c + 0.1 * jnp.tanh(c @ z), None), p, None, length=4)[0]
-    functools.reduce(lambda c, _: c + 0.1 * jnp.tanh(c @ z), range(4), p)
-    jax.lax.fori_loop(0, 4, lambda k, c: c + jnp.tanh(c @ z) / 10, p)
-    functools.reduce(lambda c, _: jax.checkpoint(lambda c: c + 0.1 * jnp.tanh(c @ z))(c), range(4),
-        p)
-exponential of a sum
-    jnp.exp((p + q) / 4)
-    jnp.exp(p / 4) * jnp.exp(q / 4)
-    jnp.exp(p / 4) / jnp.exp(-q / 4)
-difference of squares
-    p**2 - q**2
-    (p - q) * (p + q)
-    p * p - q * q
-determinants
-    p[:, 0] * q[:, 1] - p[:, 1] * q[:, 0]
-    jax.vmap(lambda a, b: jnp.linalg.det(jnp.stack([a[:2], b[:2]])))(p, q)
-    jnp.einsum('ij,ni,nj->n', jnp.array([[0., 1.], [-1., 0.]]), p[:, :2], q[:, :2])
-ridge: g = p.T @ p + jnp.eye(D)
-    jnp.linalg.solve(g, p.T @ y)
-    jnp.linalg.inv(g) @ (p.T @ y)
-    jax.scipy.linalg.cho_solve(jax.scipy.linalg.cho_factor(g), p.T @ y)
-    jnp.linalg.solve(jnp.einsum('nd,ne->de', p, p) + jnp.eye(D), jnp.einsum('nd,ne->de', p, y))
-determinant of a Gram matrix: g = p.T @ p + jnp.eye(D)
-    jnp.linalg.slogdet(g)[1]
-    2 * jnp.log(jnp.diagonal(jnp.linalg.cholesky(g))).sum()
-    jnp.linalg.slogdet(p @ p.T + jnp.eye(N))[1]
-    jnp.log(jnp.linalg.eigvalsh(g)).sum()
-chosen
-    jax.lax.top_k(p, 2)[1]
-    jax.lax.top_k(jax.nn.sigmoid(p), 2)[1]
-    jax.lax.top_k(jax.nn.softmax(p), 2)[1]
-    jnp.argsort(-jnp.tanh(p / 2), -1)[:, :2]
-"""
+TABLE = pathlib.Path(__file__).with_name("spellings.txt")
 BEFORE = """
     x@{w} jnp.tanh(x@{w}) jax.nn.relu(x@{w}+v) 0.05*(x@{w}) 3*(x@{w}) (x@{w})@u x@{w}+3 x*v
     jax.nn.standardize(x@{w})*v+0.1 x+x@{w} jax.nn.silu(x@{w})@u x jax.jit(jnp.matmul)(x,{w})
@@ -298,7 +109,8 @@ class Family:
 def _families() -> dict[str, Family]:
     found: dict[str, Family] = {}
     name, setup, rows = "", "", []
-    for line in [*_TABLE.strip().splitlines(), "end"]:
+    lines = TABLE.read_text(encoding="utf-8").splitlines()
+    for line in [*(line for line in lines if line[0] != "#"), "end"]:
         if line.startswith("        "):
             rows[-1] += f" {line.strip()}"
             continue

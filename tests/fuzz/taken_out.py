@@ -1,16 +1,12 @@
-"""Whether the fuzzer finds each kind once its row is taken out: ``python -m tests.fuzz.taken_out``.
+"""Whether the fuzzer finds each kind once its row is taken out.
 
 For each kind the same programs run twice: with nothing taken out they find nothing, and with the
 row (or the guard) of the kind taken out they do, where nothing says that 16 bits are for products
 alone. The programs are judged by their values.
-
-    python -m tests.fuzz.taken_out --programs 30            # all kinds
-    python -m tests.fuzz.taken_out --only "ranked,few"
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
@@ -29,7 +25,7 @@ from . import dangers
 TakesOut: TypeAlias = Callable[[pytest.MonkeyPatch], None]
 
 
-def _need(need: Need) -> TakesOut:
+def without_need(need: Need) -> TakesOut:
     """A row of the needs."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
@@ -39,7 +35,7 @@ def _need(need: Need) -> TakesOut:
     return take_out
 
 
-def _link(table: str, name: str) -> TakesOut:
+def without_link(table: str, name: str) -> TakesOut:
     """A link of a chain that plans an equation."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
@@ -69,18 +65,18 @@ def _first_argument(paths: Sequence[str], known: Any, traced: Any) -> list[Sourc
 
 
 TAKEN_OUT: Mapping[str, TakesOut] = {
-    "derivatives": _link("PROMOTIONS", "_derivative_leaves"),
-    "roots": _need(Need.STEEP),
-    "exponentials": _link("GUARDS", "_reads_exponentials"),
-    "factors": _need(Need.SHARP),
-    "ranked": _need(Need.SHARP),
-    "distances": _need(Need.EXPANDED),
-    "variances": _need(Need.EXPANDED),
-    "stencils": _link("GUARDS", "_takes_differences"),
-    "decompositions": _need(Need.DECOMPOSED),
-    "chains": _need(Need.CHAINED),
-    "few": _link("GUARDS", "_cannot_pay"),
-    "ramps": _link("GUARDS", "_reads_positions"),
+    "derivatives": without_link("PROMOTIONS", "_derivative_leaves"),
+    "roots": without_need(Need.STEEP),
+    "exponentials": without_link("GUARDS", "_reads_exponentials"),
+    "factors": without_need(Need.SHARP),
+    "ranked": without_need(Need.SHARP),
+    "distances": without_need(Need.EXPANDED),
+    "variances": without_need(Need.EXPANDED),
+    "stencils": without_link("GUARDS", "_takes_differences"),
+    "decompositions": without_need(Need.DECOMPOSED),
+    "chains": without_need(Need.CHAINED),
+    "few": without_link("GUARDS", "_cannot_pay"),
+    "ramps": without_link("GUARDS", "_reads_positions"),
     "requests": lambda patch: patch.setattr(reading, "asked_precision", lambda eqn: None),
     "contexts": lambda patch: patch.setattr(
         compat, "float64_for", lambda avals: contextlib.nullcontext()
@@ -96,28 +92,6 @@ def first_found(kind: str, numbers: Sequence[int], takes_out: TakesOut | None) -
     """Returns the number of the first program of a kind that is wrong; None if none is."""
     with pytest.MonkeyPatch.context() as patch:
         if takes_out is not None:
-            _link("PROMOTIONS", "_leads_to_no_product")(patch)
+            without_link("PROMOTIONS", "_leads_to_no_product")(patch)
             takes_out(patch)
         return next((i for i in numbers if dangers.run(0, i, kind)[1]), None)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Prints for each kind what finds it; returns the number of those that are not found."""
-    parser = argparse.ArgumentParser(prog="python -m tests.fuzz.taken_out")
-    parser.add_argument("--programs", type=int, default=30, help="of each kind, at most")
-    parser.add_argument("--only", default=",".join(TAKEN_OUT), help="kinds, by commas")
-    options = parser.parse_args(argv)
-    wrong = 0
-    for kind in options.only.split(","):
-        numbers = range(options.programs)
-        found: Any = first_found(kind, numbers, TAKEN_OUT[kind])
-        before = first_found(kind, numbers[: (found or 0) + 1], None)
-        wrong += found is None or before is not None
-        said = "SURVIVED" if found is None else f"found by program {found}"
-        also = "" if before is None else f"; WRONG with it, program {before}"
-        print(f"{kind:<16} {said}{also}", flush=True)
-    return wrong
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 
 from jmp_autocast import autocast
-from jmp_autocast.interpreters.plan import equation, needs
 from jmp_autocast.interpreters.plan.needs import Need
 
 from .by_hand import Rounded
 from .comparison import interpreted
 from .spellings import FAMILIES, Errors, draw, run
+from .taken_out import without_link, without_need
 
 
 def test_no_spelling_is_much_further_off_than_the_best():
@@ -26,24 +26,14 @@ def test_equal_numbers_give_equal_programs():
     assert min(len(family.spellings) for family in FAMILIES.values()) > 2
 
 
-def no_need(need, monkeypatch):
-    asked = {name: [r for r in rows if r.need != need] for name, rows in needs._ASKED.items()}
-    monkeypatch.setattr(needs, "_ASKED", asked)
-
-
-# family: what is taken from the planner
-LOST = {
-    "chosen": lambda patch: no_need(Need.SHARP, patch),
-    "complement": lambda patch: no_need(Need.SHARP, patch),
-    "covariance": lambda patch: no_need(Need.EXPANDED, patch),
-}
+# family: the need whose row is taken from the planner
+LOST = {"chosen": Need.SHARP, "complement": Need.SHARP, "covariance": Need.EXPANDED}
 
 
 @pytest.mark.parametrize("family", LOST)
 def test_a_lost_row_makes_a_spelling_worse(family, monkeypatch):
-    LOST[family](monkeypatch)
-    # Else what no product consumes were right, too.
-    monkeypatch.setattr(equation, "PROMOTIONS", equation._PROMOTES)
+    without_link("PROMOTIONS", "_leads_to_no_product")(monkeypatch)
+    without_need(LOST[family])(monkeypatch)
     assert any(run(4, i, family)[1] for i in range(30))
 
 

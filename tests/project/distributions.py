@@ -108,16 +108,6 @@ def dead_links(texts: Mapping[str, str], files: Set[str]) -> list[str]:
     return [f"{page}: {place}" for page, place in places if place not in files]
 
 
-def check_links(sdist: pathlib.Path) -> None:
-    """Ends the program where a page of the sdist has a link that leads nowhere."""
-    with tarfile.open(sdist) as archive:
-        names = {m.name.partition("/")[2]: m for m in archive.getmembers() if m.isfile()}
-        pages = {name: m for name, m in names.items() if name.endswith(".md")}
-        texts = {name: archive.extractfile(m).read().decode("utf-8") for name, m in pages.items()}
-    if found := dead_links(texts, set(names)):
-        sys.exit(f"the sdist lacks what its pages link to: {found}")
-
-
 def build(scratch: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
     """Builds the sdist, the wheel from it and the wheel from the tree; checks what they hold."""
     tree = repository_files(scratch)
@@ -130,7 +120,6 @@ def build(scratch: pathlib.Path) -> tuple[pathlib.Path, pathlib.Path]:
 
     expected = {name for name in tree if not name.startswith(NOT_IN_SDIST)}
     check_equal("sdist", sdist_files(sdist), expected | ADDED_TO_SDIST)
-    check_links(sdist)
     packed = wheel_files(wheel)
     (metadata,) = (text for name, text in packed.items() if name.endswith("/METADATA"))
     check_description(metadata.decode("utf-8"))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from jmp_autocast.inspect.compiled.hlo import parse
-from tests.support.hlo_texts import compiled_text, module_of, text_that_converts
+from tests.support.hlo_texts import compiled_text, module_of
 from tests.support.scripts import run_from
 
 
@@ -26,8 +26,27 @@ def test_a_row_adds_up_what_a_text_says(compilers):
     assert (row.converts, row.convert_kernels, row.wire, row.note) == (0, 0, 0, "")
 
 
+CONVERTS = """
+%only (a: f32[8]) -> bf16[8] {
+  %a = f32[8]{0} parameter(0)
+  ROOT %c = bf16[8]{0} convert(%a)
+}
+%also (b: bf16[8]) -> f32[8] {
+  %b = bf16[8]{0} parameter(0)
+  %d = f32[8]{0} convert(%b)
+  ROOT %e = f32[8]{0} exponential(%d)
+}
+"""
+
+
 def test_converts_and_kernels_that_only_convert_count(compilers):
-    row = compilers.measure.read(text_that_converts())
+    text = module_of(
+        "%x = f32[8]{0} parameter(0)",
+        "%low = bf16[8]{0} fusion(%x), kind=kLoop, calls=%only",
+        "ROOT %y = f32[8]{0} fusion(%low), kind=kLoop, calls=%also",
+        before=CONVERTS,
+    )
+    row = compilers.measure.read(text)
     assert (row.converts, row.convert_kernels) == (2, 1)
 
 

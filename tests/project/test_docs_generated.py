@@ -56,23 +56,6 @@ def test_the_readme_has_the_figures_of_the_results():
 PICTURES = {"flow", "coloring", "training", "memory", "compilers", "seconds"}
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("docs_on_path", "as_users_run_it")
-def test_pictures_are_the_same_each_time(tmp_path):
-    drawing = importlib.import_module("figures.draw")
-    assert set(drawing.PICTURES) == PICTURES
-    drawing.write_all(tmp_path)
-    names = {p.name for p in tmp_path.iterdir()}
-    assert names == {f"{name}-{mode}.svg" for name in PICTURES for mode in ("light", "dark")}
-    style = drawing.MODES[0]
-    for name, module in drawing.PICTURES.items():
-        path = tmp_path / f"{name}-{style.name}.svg"
-        first = path.read_bytes()
-        with drawing.styled(style):
-            drawing.save(module.draw(module.data(), style), name, style, tmp_path)
-        assert path.read_bytes() == first, name
-
-
 @pytest.mark.usefixtures("docs_on_path")
 def test_pages_have_the_seconds_of_the_results():
     (table,) = importlib.import_module("results").tables("cpu seconds JAX 0.12")

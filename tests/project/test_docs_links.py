@@ -1,6 +1,5 @@
 """Links between pages lead somewhere; links to the outside are well formed."""
 
-import pathlib
 import re
 import urllib.parse
 
@@ -47,20 +46,6 @@ def wrong_outside(target):
 def test_links_lead_somewhere(name):
     page = PAGES[name]
     assert not wrong_links(page, page.read_text(encoding="utf-8"))
-
-
-def test_every_page_of_the_site_is_in_a_table_of_contents():
-    docs = ROOT / "docs"
-    pages = {p.relative_to(docs).with_suffix("") for p in PAGES.values() if docs in p.parents}
-    named = {pathlib.PurePath("index")}
-    for page in PAGES.values():
-        text = page.read_text(encoding="utf-8")
-        for entries in re.findall(r"```\{toctree\}\n(.*?)```", text, re.DOTALL):
-            for entry in re.findall(r"^[\w/*]+$", entries, re.MULTILINE):
-                named |= {
-                    p.relative_to(docs).with_suffix("") for p in page.parent.glob(f"{entry}.md")
-                }
-    assert pages <= named
 
 
 def test_no_page_of_an_sdist_links_to_what_it_lacks():

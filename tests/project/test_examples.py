@@ -43,21 +43,6 @@ def size_of(picture):
     return struct.unpack(">II", picture.read_bytes()[16:24])
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_an_example_says_what_it_is(name, capsys):
-    source = (EXAMPLES / f"{name}.py").read_text(encoding="utf-8")
-    doc = ast.get_docstring(ast.parse(source))
-    assert f"python examples/{name}.py" in doc
-    assert "It prints" in doc
-    assert "float32" in doc
-    with pytest.raises(SystemExit) as stop:
-        load(name).main(["--help"])
-    assert stop.value.code == 0
-    text = capsys.readouterr().out
-    assert "--output" in text
-    assert doc.partition("\n")[0][:40] in text
-
-
 def test_a_page_lists_the_examples():
     text = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"{name}.py" not in text] == []

@@ -155,22 +155,3 @@ def test_parameters_of_equations_are_read_in_two_rooms_alone():
         for line in reads_of_parameters(tree)
     ]
     assert not found
-
-
-def lines_of(node, source):
-    """The number of lines of a function that are no docstring, comment or blank line."""
-    lines = set(range(node.lineno, node.end_lineno + 1))
-    if ast.get_docstring(node) is not None:
-        lines -= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
-    texts = source.splitlines()
-    return sum(bool(t := texts[i - 1].strip()) and not t.startswith("#") for i in lines)
-
-
-def test_no_function_is_over_60_lines():
-    found = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        source = path.read_text(encoding="utf-8")
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.FunctionDef) and lines_of(node, source) > 60:
-                found.append(f"{path.name}: {node.name}")
-    assert not found

@@ -60,17 +60,6 @@ def test_the_workflow_covers_every_python_with_the_oldest_and_the_newest_jax(wor
     assert found >= {*wanted, "lint", "types", "doctests", "docs"}
 
 
-@pytest.mark.parametrize("name", FORMS)
-def test_a_form_has_what_the_host_asks_for(name):
-    form = read(GITHUB / "ISSUE_TEMPLATE" / name)
-    assert {"name", "description", "labels", "body"} == set(form)
-    fields = [item for item in form["body"] if item["type"] != "markdown"]
-    ids = [field["id"] for field in fields]
-    assert len(set(ids)) == len(ids)
-    assert all(field["type"] == "textarea" and field["attributes"]["label"] for field in fields)
-    assert any(field["validations"]["required"] for field in fields)
-
-
 def test_the_citation_is_of_this_version():
     citation = read(ROOT / "CITATION.cff")
     assert {"cff-version", "message", "title", "authors"} <= set(citation)

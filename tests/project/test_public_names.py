@@ -170,16 +170,6 @@ def test_private_names_stand_in_one_table():
     assert not {name for name in looked_up if "._" in name} - PRIVATE.keys()
 
 
-def test_every_allowed_name_is_used():
-    names = {
-        name
-        for path in (ROOT / "tests").rglob("*.py")
-        for _, name in not_public(path.read_text(encoding="utf-8"))
-    }
-    unused = [start for start in IN_TESTS if not any(n.startswith(start) for n in names)]
-    assert not unused
-
-
 def test_no_other_file_of_the_package_asks_for_the_version():
     asked = {"jax.__version__", "jax.__version_info__", "jax.version", "importlib.metadata.version"}
     found = [

@@ -278,19 +278,6 @@ def test_an_error_after_tracing_names_the_users_line(wrap):
     assert "in the_line_to_blame" in "".join(traceback.format_exception(info.value))
 
 
-def test_an_error_while_tracing_is_the_users_own():
-    class OwnError(Exception):
-        pass
-
-    def failing(x):
-        raise OwnError(x.shape)
-
-    with pytest.raises(OwnError, match=r"\(8, 8\)") as info:
-        autocast(failing)(X)
-    frames = traceback.extract_tb(info.value.__traceback__)
-    assert frames[-1].name == "failing"
-
-
 def test_a_number_of_numpy_among_parameters_is_no_number_of_python():
     """They are equal, but not to the text of a jaxpr."""
     (eqn,) = jax.make_jaxpr(lambda x: jnp.sum(x, axis=1))(jnp.ones((2, 3))).eqns

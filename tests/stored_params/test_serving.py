@@ -8,7 +8,6 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 from jax import export, lax
 
@@ -135,43 +134,3 @@ def test_one_export_serves_any_batch():
         args = params, empty(count), jnp.arange(count, dtype=jnp.int32), 0
         logits, expected = (fn(*args)[0] for fn in (model.call, jax.jit(step)))
         np.testing.assert_allclose(logits, expected, rtol=2**-6, atol=2**-6)
-
-
-# --- files ----------------------------------------------------------------------------------
-
-SMALL = {"w": QuantizedArray(normal(3, v=(4, 8))["v"].astype(jnp.float8_e4m3fn), jnp.float32(0.5))}
-
-
-def by_pickle(tree, path):
-    path.write_bytes(pickle.dumps(tree))
-    return pickle.loads(path.read_bytes())
-
-
-def by_orbax(tree, path):
-    with ocp.StandardCheckpointer() as checkpointer:
-        checkpointer.save(path, tree)
-        checkpointer.wait_until_finished()
-        return checkpointer.restore(path, jax.eval_shape(lambda: tree))
-
-
-def by_arrays(tree, path):
-    """As safetensors and `.npz` files: arrays by name, in dtypes that NumPy knows."""
-    path = path.with_suffix(".npz")
-    leaves, structure = jax.tree.flatten_with_path(tree)
-    names = [jax.tree_util.keystr(p, simple=True, separator="/") for p, _ in leaves]
-    assert names == ["w/values", "w/scale"]
-    raw = [np.asarray(x) for _, x in leaves]
-    np.savez(path, **{n: x.view(f"u{x.itemsize}") for n, x in zip(names, raw, strict=True)})
-    read = np.load(path)
-    dtypes = [x.dtype for _, x in leaves]
-    return structure.unflatten(read[n].view(d) for n, d in zip(names, dtypes, strict=True))
-
-
-@pytest.mark.parametrize("written_and_read", [by_pickle, by_orbax, by_arrays])
-def test_what_is_stored_in_8_bits_comes_back_from_a_file(written_and_read, tmp_path):
-    found = written_and_read(SMALL, tmp_path / "params")
-    assert jax.tree.structure(found) == jax.tree.structure(SMALL)
-    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(SMALL), strict=True):
-        assert one.dtype == other.dtype
-        assert np.asarray(one).tobytes() == np.asarray(other).tobytes()
-    np.testing.assert_array_equal(found["w"].dequantized(), SMALL["w"].dequantized())

@@ -1,7 +1,5 @@
 """Small programs in the manner of the compilers' own tests, and how they are cast."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -28,9 +26,6 @@ def conv(x, kernel):
     return lax.conv_general_dilated(x, kernel, (1, 1), "SAME")
 
 
-X, KERNEL = of(1, 4, 6, 6), of(4, 4, 3, 3, seed=1) / 6
-
-
 def result_dtypes(jaxpr, *names):
     """The dtypes of the first results of the equations of the given primitives, in order."""
     return [eqn.outvars[0].aval.dtype.name for eqn in find(jaxpr, *names)]
@@ -45,28 +40,8 @@ def all_casts(jaxpr):
     ]
 
 
-def round_trips(jaxpr):
-    """The values that are cast from 16 bits to float32 and back, or the other way round."""
-    floats = {"float32", *DTYPES}
-    inner = {
-        eqn.outvars[0]: eqn
-        for eqn in find(jaxpr, "convert_element_type")
-        if eqn.invars[0].aval.dtype.name in floats
-    }
-    return [
-        eqn
-        for eqn in inner.values()
-        if eqn.invars[0] in inner
-        and inner[eqn.invars[0]].invars[0].aval.dtype == eqn.outvars[0].aval.dtype
-    ]
-
-
 def mixed_dots(jaxpr):
     """Products whose operands differ in dtype, or that a float32 cotangent meets."""
     return [
         eqn for eqn in find(jaxpr, *DOTS) if eqn.invars[0].aval.dtype != eqn.invars[1].aval.dtype
     ]
-
-
-relu = lambda h: jnp.maximum(h, 0)  # the compilers': JAX's own has a derivative rule
-softmax = jax.nn.softmax

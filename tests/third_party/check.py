@@ -13,6 +13,8 @@ from .program import Draw, Traced, directions_of, floats, is_float, value_and_gr
 # A result that is zero but for rounding, such as the gradient of a bias before a norm, is off by
 # a part of what cancels in it: of the norm of all results of its kind.
 CANCELLED = 1 / 30
+# How many times the noise of one rounding the results may be off.
+ROUNDINGS = 3
 
 
 class Comparison:
@@ -43,7 +45,7 @@ class Comparison:
         inputs = (self.args, self.directions)
         got, unit = low(*inputs), unit_roundoff(dtype)
         noises = noise(self.plain, inputs, dtype, self.exact)
-        roundings, solver = self.program.roundings, self.program.solver
+        solver = self.program.solver
         found, start = [], 0
         for kind, part, exact in zip(("value", "gradient"), got, self.exact, strict=True):
             whole = np.sqrt(sum(difference(e, e * 0) ** 2 for e in floats(exact)))
@@ -53,7 +55,7 @@ class Comparison:
                 where = kind + jax.tree_util.keystr(path)
                 if is_float(e):
                     size = difference(e, e * 0) + CANCELLED * whole
-                    allowed = roundings * (unit * size + noises[start]) + solver * size
+                    allowed = ROUNDINGS * (unit * size + noises[start]) + solver * size
                     found.append((where, error(g, e), allowed))
                 else:
                     found.append((where, float((g != e).sum()), 0.0))

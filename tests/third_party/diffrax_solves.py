@@ -1,7 +1,6 @@
 """Diffrax, Optimistix and Lineax: differential equations, root finding, least squares."""
 
 import diffrax
-import jax
 import jax.numpy as jnp
 import lineax
 import optimistix
@@ -33,39 +32,10 @@ def solve(stepper, solver=0, **options):
 
 
 PROGRAMS |= {
-    "backsolve adjoint": solve(diffrax.Midpoint(), adjoint=diffrax.BacksolveAdjoint()),
     "adaptive steps": solve(
         diffrax.Bosh3(), SOLVER["rtol"], stepsize_controller=diffrax.PIDController(**SOLVER)
     ),
 }
-
-
-@PROGRAMS.add(grad=(0, 1), solver=SOLVER["rtol"])
-def implicit_euler(draw):
-    """A stiff equation: Newton's method and linear solves in each step."""
-
-    def run(w, y):
-        stiff = lambda t, y, w: -5 * y + jnp.tanh(y @ w)
-        solver = diffrax.ImplicitEuler(root_finder=diffrax.VeryChord(**SOLVER))
-        return diffrax.diffeqsolve(
-            diffrax.ODETerm(stiff), solver, 0.0, 0.5, 0.25, y, w, max_steps=4
-        ).ys
-
-    return run, (draw(6, 6, scale=0.35), draw(6))
-
-
-@PROGRAMS.add(grad=(0, 1))
-def stochastic_equation(draw):
-    """A neural SDE along a fixed Brownian path."""
-
-    def run(w, y, key):
-        path = diffrax.VirtualBrownianTree(0.0, 1.0, 0.1, (6,), key)
-        drift = diffrax.ODETerm(lambda t, y, w: jnp.tanh(y @ w))
-        noise = diffrax.ControlTerm(lambda t, y, w: jnp.diag(jnp.cos(y) / 4), path)
-        terms = diffrax.MultiTerm(drift, noise)
-        return diffrax.diffeqsolve(terms, diffrax.Euler(), 0.0, 1.0, 0.25, y, w, max_steps=5).ys
-
-    return run, (draw(6, 6, scale=0.35), draw(6), jax.random.key(0))
 
 
 @PROGRAMS.add(grad=(0, 1), solver=SOLVER["rtol"])
@@ -76,16 +46,6 @@ def root_find(draw):
         return optimistix.root_find(residual, solver, jnp.zeros(6), (w, x)).value
 
     return run, (draw(6, 6, scale=0.35), draw(6))
-
-
-@PROGRAMS.add(grad=(0, 1), solver=SOLVER["rtol"])
-def least_squares(draw):
-    def run(x, y):
-        residuals = lambda z, args: jnp.tanh(args[0] @ z) - jnp.tanh(args[1])
-        solver = optimistix.LevenbergMarquardt(**SOLVER)
-        return optimistix.least_squares(residuals, solver, jnp.zeros(5), (x, y)).value
-
-    return run, (draw(9, 5), draw(9, scale=0.3))
 
 
 @PROGRAMS.add(grad=(0, 1, 2))

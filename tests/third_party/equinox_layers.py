@@ -51,23 +51,6 @@ def unroll(modules, xs):
     return lax.scan(step, jnp.zeros(5), xs)
 
 
-def convolutional(key):
-    keys = jax.random.split(key, 4)
-    return eqx.nn.Sequential(
-        [
-            eqx.nn.Conv2d(2, 4, 3, padding=1, key=keys[0]),
-            eqx.nn.GroupNorm(2, 4),
-            eqx.nn.Lambda(jax.nn.silu),
-            eqx.nn.AvgPool2d(2, 2),
-            eqx.nn.ConvTranspose2d(4, 2, 2, stride=2, key=keys[1]),
-            eqx.nn.Lambda(eqx.nn.PReLU()),
-            eqx.nn.AdaptiveAvgPool2d((2, 2)),
-            eqx.nn.Lambda(jnp.ravel),
-            eqx.nn.Linear(8, 3, key=keys[2]),
-        ]
-    )
-
-
 def token_model(modules, x):
     embed, norm, mlp = modules
     tokens = jnp.argsort(x, axis=1)
@@ -91,7 +74,6 @@ PROGRAMS |= {
     "gru cell": model(
         lambda key: (eqx.nn.GRUCell(6, 5, key=key), eqx.nn.Linear(5, 2, key=key)), unroll, 5, 6
     ),
-    "convolutional network": model(convolutional, batched, 2, 2, 4, 4),
     "weight norm": model(
         lambda key: eqx.nn.WeightNorm(eqx.nn.Linear(6, 3, key=key)), batched, 5, 6
     ),

@@ -51,9 +51,6 @@ SEQUENCES = {
     "attention with normalized queries": lambda: nn.MultiHeadDotProductAttention(
         2, normalize_qk=True
     ),
-    "bidirectional lstm": lambda: nn.Bidirectional(
-        nn.RNN(nn.OptimizedLSTMCell(6)), nn.RNN(nn.LSTMCell(6))
-    ),
     "weight norm": lambda: nn.Sequential([nn.WeightNorm(nn.Dense(5)), nn.tanh, nn.PReLU()]),
     "dense general and einsum": lambda: nn.Sequential(
         [nn.DenseGeneral((2, 3)), nn.gelu, nn.Einsum((2, 3, 4), "abhd,hdc->abc")]
@@ -61,8 +58,6 @@ SEQUENCES = {
 }
 for _name, _make in SEQUENCES.items():
     PROGRAMS[_name] = layer(_make, 2, 5, 10)
-
-PROGRAMS["conv lstm"] = layer(lambda: nn.RNN(nn.ConvLSTMCell(2, (3, 3))), 1, 3, 4, 4, 1)
 
 
 @PROGRAMS.add(grad=(0, 2))
@@ -126,27 +121,3 @@ def language_model_with_tied_embedding(draw):
 
     tokens = draw.integers(10, 2, 6) + 1
     return loss, (draw.filled(Model().init, KEY, tokens), tokens)
-
-
-@PROGRAMS.add()
-def variational_autoencoder(draw):
-    """The loss of the VAE example."""
-
-    class Vae(nn.Module):
-        @nn.compact
-        def __call__(self, x, key):
-            h = nn.gelu(nn.Dense(6)(x))
-            mean, logvar = nn.Dense(5)(h), nn.Dense(5)(h)
-            z = mean + jnp.exp(0.5 * logvar) * jax.random.normal(key, logvar.shape)
-            return nn.Dense(8)(nn.gelu(nn.Dense(6)(z))), mean, logvar
-
-    def loss(params, x, key):
-        logits, mean, logvar = Vae().apply(params, x, key)
-        labels = jax.nn.sigmoid(x)
-        logp = jax.nn.log_sigmoid(logits)
-        bce = -jnp.sum(labels * logp + (1.0 - labels) * jnp.log(-jnp.expm1(logp)))
-        kld = -0.5 * jnp.sum(1 + logvar - jnp.square(mean) - jnp.exp(logvar))
-        return (bce + kld) / len(x)
-
-    x = draw(5, 8)
-    return loss, (draw.filled(Vae().init, KEY, x, KEY), x, KEY)

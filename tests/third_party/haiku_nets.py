@@ -22,22 +22,6 @@ def net(forward, *shape, **options):
     return Program(build, **{"grad": (0, 2), **options})
 
 
-NORM = {"decay_rate": 0.9, "create_scale": True, "create_offset": True}
-
-
-def resnet(x):
-    model = hk.nets.ResNet(
-        blocks_per_group=(1, 1, 0, 0),
-        num_classes=3,
-        bn_config=NORM,
-        resnet_v2=True,
-        channels_per_group=(20, 24, 8, 8),
-        strides=(1, 2, 1, 1),
-        initial_conv_config={"kernel_shape": 3, "stride": 1},
-    )
-    return model(x, is_training=True)
-
-
 def mobilenet(x):
     model = hk.nets.MobileNetV1(strides=(1, 2), channels=(8, 12), num_classes=3)
     return model(x, is_training=True)
@@ -73,8 +57,6 @@ def depthwise(x):
 
 
 PROGRAMS |= {
-    # At the kink of a relu, and where two inputs of a pool are close, one rounding decides.
-    "resnet": net(resnet, 3, 6, 6, 3, roundings=6),
     "mobilenet": net(mobilenet, 3, 6, 6, 3),
     "vector quantizer": net(quantized, 2, 4, 4, 2),
     "lstm": net(unrolled(lambda: hk.LSTM(6)), 4, 2, 3),

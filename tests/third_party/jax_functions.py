@@ -22,22 +22,6 @@ def of_arrays(fn, *shapes, positive=False, **options):
 # --- jax.scipy ------------------------------------------------------------------------------
 
 
-def special_functions(x, w):
-    """Special functions of a layer's output."""
-    y = jax.nn.softplus(x @ w) + 0.5
-    return {
-        "gammaln": jsp.special.gammaln(y),
-        "betaln": jsp.special.betaln(y, y + 1),
-        "i0e": jsp.special.i0e(y),
-        "erfinv": jsp.special.erfinv(jnp.tanh(y) / 2),
-        "ndtri": jsp.special.ndtri(jax.nn.sigmoid(y)),
-        "log_ndtr": jsp.special.log_ndtr(-y),
-        "xlogy": jsp.special.xlogy(y, y),
-        "entr": jsp.special.entr(y),
-        "logsumexp": jsp.special.logsumexp(y, axis=0, b=y),
-    }
-
-
 def incomplete_functions(x, w):
     y = jax.nn.sigmoid(x @ w)
     return jsp.special.betainc(2.0, 3.0, y), jsp.special.gammainc(1.5, 2 * y)
@@ -71,7 +55,6 @@ def sampled(x, w, points):
 
 
 PROGRAMS |= {
-    "special functions": of_arrays(special_functions, (2, 6), (6, 4)),
     "incomplete functions": of_arrays(incomplete_functions, (2, 6), (6, 4)),
     "densities": of_arrays(densities, (2, 6), (6, 4)),
     "signal convolution": of_arrays(
@@ -190,13 +173,3 @@ PROGRAMS |= {
     "sparse product": of_arrays(sparse_product, (8,), (5, 6)),
     "activations": of_arrays(gates, (3, 6), (6, 6)),
 }
-
-
-@PROGRAMS.add(grad=(0, 1))
-def reparameterised_samples(draw):
-    def samples(x, w, key):
-        concentration = jax.nn.softplus(x @ w) + 0.5
-        gumbel = jax.random.gumbel(key, concentration.shape)
-        return jax.random.gamma(key, concentration), jax.nn.softmax(concentration + gumbel)
-
-    return samples, (draw(3, 6), draw(6, 5), jax.random.key(3))

@@ -56,10 +56,6 @@ def conjugate_gradient(h, b):
     return jax.scipy.sparse.linalg.cg(lambda x: h @ (h.T @ x) / 4 + x, b, maxiter=20)[0]
 
 
-def gmres(h, b):
-    return jax.scipy.sparse.linalg.gmres(lambda x: h @ x, b, restart=6, maxiter=2)[0]
-
-
 def tridiagonal(h, b):
     edge = jnp.array([0.0, 1, 1, 1, 1, 1])
     lower, upper = h[0] * edge / 4, h[1] * edge[::-1] / 4
@@ -85,6 +81,5 @@ PROGRAMS |= {
     "lu solve": of_matrices(lambda h, b: linalg.lu_solve(linalg.lu_factor(h), b, trans=1), (6, 2)),
     "polar": of_matrices(lambda h: linalg.polar(h, method="svd")[0]),
     "conjugate gradient": of_matrices(conjugate_gradient, (6,)),
-    "gmres": of_matrices(gmres, (6,)),
     "tridiagonal solve": of_matrices(tridiagonal, (6, 2)),
 }

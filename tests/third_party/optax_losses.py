@@ -21,13 +21,6 @@ def of_logits(loss, **options):
     return Program(build, **{"grad": (0, 1), **options})
 
 
-def ctc(z):
-    logits = jnp.stack([z, z[::-1]])
-    labels = jnp.array([[1, 2], [2, 0]])
-    paddings = jnp.array([[0.0, 0.0], [0.0, 1.0]])
-    return optax.ctc_loss_with_forward_probs(logits, jnp.zeros((2, 4)), labels, paddings)
-
-
 def contrastive(z):
     return optax.ntxent(z, jnp.array([0, 1, 0, 1]), temperature=0.5)
 
@@ -41,7 +34,6 @@ def hessian_of_loss(z):
 
 
 LOSSES = {
-    "ctc with probabilities": ctc,
     "poly": lambda z: optax.losses.poly_loss_cross_entropy(z, ONE_HOT, epsilon=1.5),
     "smoothed labels": lambda z: optax.softmax_cross_entropy(z, optax.smooth_labels(ONE_HOT, 0.1)),
     "multiclass sparsemax": lambda z: optax.losses.multiclass_sparsemax_loss(z, LABELS),

@@ -24,7 +24,6 @@ class Program:
         build: From a `Draw` to the function and its arguments.
         grad: The arguments to differentiate.
         mode: "vjp" for reverse mode; "jvp" for forward mode, where JAX has no other.
-        roundings: How many times the noise of one rounding the results may be off.
         solver: The relative tolerance that the program asks of an iterative or adaptive solver,
             whose answer may differ by as much whenever it takes other steps.
         cast: From the function and the compute dtype to the function under autocast.
@@ -33,7 +32,6 @@ class Program:
     build: Callable
     grad: tuple[int, ...] = (0,)
     mode: str = "vjp"
-    roundings: float = 3
     solver: float = 0
     cast: Callable = with_autocast
 

@@ -23,25 +23,8 @@ SOURCES = {
     "jax": jax_functions,
     "control": jax_control,
 }
-# They take long to compile. `python -m tests.third_party` runs them; the others are like them.
-LONG = {
-    "linen": "conv lstm, bidirectional lstm, variational autoencoder",
-    "haiku": "resnet",
-    "equinox": "convolutional network",
-    "optax": "ctc with probabilities",
-    "diffrax": "backsolve adjoint, implicit euler, stochastic equation, least squares",
-    "linalg": "gmres",
-    "jax": "special functions, reparameterised samples",
-    "control": "lbfgs, kalman filter",
-}
 PROGRAMS = {
     f"{source}: {name}": program
     for source, module in SOURCES.items()
     for name, program in module.PROGRAMS.items()
 }
-SLOW = {
-    f"{source}: {' '.join(name.split())}"
-    for source, names in LONG.items()
-    for name in names.split(",")
-}
-QUICK = [name for name in PROGRAMS if name not in SLOW]

@@ -339,16 +339,3 @@ def test_what_a_shard_map_reads_low_enters_low(name, level):
     assert of(first.invars) == [low, low, low, {"float32"}]
     assert of(last.outvars) == [{kind}, {kind}, {kind}, {"float32"}]
     assert_dots_run_in("float16", within)
-
-
-def test_weights_that_a_shard_map_gathers_travel_in_16_bits():
-    here = jax.make_mesh((4,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:4])
-    with jax.set_mesh(here):
-        weights, x = expert_arguments(here)
-        loss = autocast(experts_loss(here, lambda f: f), policy=FP16)
-        compiled = jax.jit(jax.grad(loss)).lower(weights, x).compile()
-    assert sorted(gathered(compiled)) == [
-        ("f16", "16,32"),
-        ("f16", "24,16"),
-        ("f16", "8,32,24"),
-    ]

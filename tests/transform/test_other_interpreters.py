@@ -67,20 +67,16 @@ SPARSE = {
 }
 
 
+FORMATS = [*((name, sparse.BCOO) for name in SPARSE), ("graph convolution", sparse.BCSR)]
+
+
 # The environment of `sparsify` holds tracers that the check for leaks finds, without us as well.
-@pytest.mark.parametrize("name", SPARSE)
-def test_sparse_matrices_by_sparsify(name, as_users_run_it):
+@pytest.mark.filterwarnings("ignore:bcsr_dot_general cpu lowering not available")
+@pytest.mark.parametrize(("name", "kind"), FORMATS)
+def test_sparse_matrices_by_sparsify(name, kind, as_users_run_it):
     x, function = draw(7, 8, 8), SPARSE[name]
-    matrix = sparse.BCOO.fromdense(jnp.asarray(MATRIX))
+    matrix = kind.fromdense(jnp.asarray(MATRIX))
     got = sparse.sparsify(autocast(function, policy=BF16))(matrix, x)
     dense = function(MATRIX, x)
     assert got.dtype == dense.dtype
     assert relative_error(got, dense) < 0.02
-
-
-@pytest.mark.filterwarnings("ignore:bcsr_dot_general cpu lowering not available")
-def test_sparse_rows_by_sparsify(as_users_run_it):
-    x, function = draw(7, 8, 8), SPARSE["graph convolution"]
-    matrix = sparse.BCSR.fromdense(jnp.asarray(MATRIX))
-    got = sparse.sparsify(autocast(function, policy=BF16))(matrix, x)
-    assert relative_error(got, function(MATRIX, x)) < 0.02

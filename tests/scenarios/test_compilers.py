@@ -1,15 +1,30 @@
-"""The gradients of four models: no sum in 16 bits, no product of two dtypes (63, 68, 69)."""
+"""What compilers' mixed-precision passes test and single equations do not show.
+
+The gradients of four models have no sum in 16 bits and no product of two dtypes (63, 68, 69); what
+is in 16 bits already, and what is returned as it is, stays (31, 55).
+"""
 
 import sys
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax import lax
 
+from jmp_autocast import autocast
 from jmp_autocast.interpreters.compat import Literal, scan_split
 from tests.corpus.sources import benchmark_models
-from tests.support.compiler_programs import COMBINATIONS, cast, mixed_dots, of, result_dtypes
-from tests.support.jaxprs import assert_dots_run_in, inner_jaxprs, open_jaxpr, trace
+from tests.support.compiler_programs import (
+    COMBINATIONS,
+    DTYPES,
+    all_casts,
+    cast,
+    conv,
+    mixed_dots,
+    of,
+    result_dtypes,
+)
+from tests.support.jaxprs import assert_dots_run_in, dtypes, inner_jaxprs, open_jaxpr, trace
 
 in_combinations = pytest.mark.parametrize(("dtype", "level"), COMBINATIONS)
 
@@ -91,3 +106,31 @@ def assert_sum_is_float32(jaxpr, gradient):
             (inner,) = inner_jaxprs(eqn)
             assert_sum_is_float32(open_jaxpr(inner), open_jaxpr(inner).outvars[k])
         break
+
+
+W = of(6, 6, seed=2)
+LOW_PROGRAMS = {
+    "convolution": lambda w, x: jnp.abs(conv(x[None, None], w[None, None, :3, :3])),
+    "branches": lambda w, x: lax.cond(x[0, 0] > 0, jnp.tanh, jnp.sin, x @ w),
+}
+
+
+@pytest.mark.parametrize(("dtype", "level"), COMBINATIONS)
+@pytest.mark.parametrize("fn", LOW_PROGRAMS.values(), ids=LOW_PROGRAMS)
+def test_a_low_program_is_left_alone(fn, dtype, level):
+    """31: at each level; what the program itself declares in 16 bits is not cast up."""
+    w, x = jnp.asarray(W, dtype), jnp.asarray(of(6, 6), dtype)
+    assert str(trace(cast(fn, dtype, level), w, x)) == str(trace(fn, w, x))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("output_dtype", ["same", "computed"])
+def test_an_input_that_is_an_output(output_dtype, dtype):
+    """55: as it is, or in the program's own cast, beside a product that reads it low."""
+    other = "float16" if dtype == "bfloat16" else "bfloat16"
+    fn = lambda w, x: (x, x.astype(dtype), x.astype(other), x.astype(jnp.int32), w, x @ w)
+    jaxpr = trace(autocast(fn, dtype, output_dtype=output_dtype), W, W).jaxpr
+    assert [jaxpr.outvars[4], jaxpr.outvars[0]] == jaxpr.invars
+    assert dtypes(jaxpr.outvars)[:5] == ("float32", dtype, other, "int32", "float32")
+    alone = trace(autocast(lambda x: x.astype(dtype), dtype), W)
+    assert all_casts(alone) == [("float32", dtype)]
