@@ -93,7 +93,7 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     # that sum stops growing at 256 times its first term, long before a batch of pixels ends: a row
     # gathered 8,192 times had a gradient of 4.0 for 81.92. What is known at trace time has no
     # gradient to lose.
-    if at.name in _REPLICATES and is_16_bit(target):
+    if at.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in floats if at.given[i].known_value is None]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
     if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:

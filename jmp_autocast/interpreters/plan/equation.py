@@ -438,7 +438,7 @@ def _leads_to_no_product(at: Place) -> EquationPlan | None:
         return None
     plan = next(_plans(_PROMOTES, at))
     # What the program declares in 16 bits stays there.
-    is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and is_16_bit(plan.results[0].dtype)
+    is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and plan.results[0].dtype != FLOAT32
     if is_rounded and at.declared(at.eqn.outvars[0]) == FLOAT32:
         return in_dtype(at, FLOAT32, _NO_PRODUCT)
     return plan
