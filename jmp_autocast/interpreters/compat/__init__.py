@@ -192,7 +192,7 @@ def inlined(function: Callable, static_argnames: Sequence[str] = ()) -> Callable
 
 
 def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list[Any]]:
-    """Traces a function once; calls of what is returned leave the equations of its jaxpr.
+    """Traces a function once; calls of the result leave the equations of its jaxpr.
 
     Args:
         function: A function of arrays, which returns a list of arrays.

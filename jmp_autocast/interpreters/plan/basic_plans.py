@@ -94,9 +94,9 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     replicates = ()
     # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
     # that sum stops growing at 256 times its first term, long before a batch of pixels ends: a row
-    # gathered 8,192 times had a gradient of 4.0 for 81.92. What is known at trace time has no
-    # gradient to lose.
-    if at.name in _REPLICATES and is_16_bit(target):
+    # gathered 8,192 times had a gradient of 4.0 for 81.92. A value that is known at trace time has
+    # no gradient.
+    if at.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in floats if at.given[i].known_value is None]
         # Weights that are gathered from devices; activations in 16 bits are sent so both ways.
         if at.name in _TRAVELS:
@@ -117,7 +117,7 @@ def _computed(dtype: np.dtype, bound: float | None) -> ValueState:
 
 
 def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
-    """Returns the plan whose results are cast to the dtype that a rule asks for."""
+    """Returns the plan with results cast to the dtype of a rule."""
     if decision.output_dtype is None:
         return plan
     return rounded_once(plan, np.dtype(decision.output_dtype), plan.reason)
@@ -142,8 +142,7 @@ def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPla
 
     Args:
         at: The equation.
-        plan: Its plan so far; returned as it is where it multiplies no float32 operands, and where
-            it has a precision.
+        plan: Its plan so far; returned unchanged without float32 operands, or with a precision.
         word: The precision, None for that of the equation.
     """
     if word is None or at.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
@@ -157,12 +156,12 @@ def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPla
 def in_default_precision(at: Place, plan: EquationPlan) -> EquationPlan:
     """Returns the plan of a product that stays as it is, in the default precision of JAX.
 
-    It was traced without, so that it counts as no request; JAX would have written it into any
-    product, of complex numbers as well.
+    It was traced without the default, which is not the program's own precision; JAX would have
+    written it into any product, of complex numbers as well.
 
     Args:
         at: The equation.
-        plan: Its plan so far; returned as it is where the equation, or a rule, says a precision.
+        plan: Its plan so far; returned unchanged if the equation, or a rule, has a precision.
     """
     word = at.region.default_precision
     is_product = at.name in _CONTRACTS and isinstance(plan.action, Keep | Bind)
@@ -189,11 +188,11 @@ def emitted(at: Place, decision: Decision) -> EquationPlan:
 
     Args:
         at: The equation, ordinary or not.
-        decision: What the rule decided; its ``emit`` is a function.
+        decision: The rule's decision; its ``emit`` is a function.
     """
     assert decision.emit is not None
     told, read = decision.output_dtype, decision.operand_dtype
-    # The planner believes what it is told; the rewriter checks what the function returns.
+    # The planner trusts the rule; the rewriter checks the function's results.
     dtypes = [
         None if s.dtype is None else np.dtype(aval_of(v).dtype if read is None else read)
         for v, s in zip(at.eqn.invars, at.given, strict=True)
@@ -232,8 +231,8 @@ def move_source(at: Place, i: int) -> EquationPlan:
     """Data movement of source ``i`` gives a source: it is cast, small, before it is moved."""
     state = at.given[i]
     assert state.source is not None
-    # The elements are the same, so what is known of them (kind, value, bound, range) stays known.
-    # Rows looked up by data are activations: they vote when they are full size.
+    # The elements are the same, so their facts (kind, value, bound, range) stay true. Rows looked
+    # up by data are activations: they vote when they are full size.
     is_lookup = at.name == "gather" and state.source is Source.PARAM
     source = Source.DATA if is_lookup else state.source
     moved = dataclasses.replace(

@@ -1,8 +1,8 @@
-"""On which side of 0 a value ends, and which values are an `exp` without a bound: rules as rows.
+"""Sign bounds, and which values are unnormalized exponentials: rules as rows.
 
-An `exp` is at most 1 where its operand ends at 0, as in a softmax, which takes the largest element
-of a row off first. Where nothing ends it, float16 does not hold it from `exp(11.1)` on, and no
-normalization after a product helps: `exp(s) @ v / exp(s).sum()` was infinite.
+An `exp` is at most 1 if its operand is at most 0, as in a softmax, which subtracts the maximum of a
+row first. Without a bound, float16 overflows from `exp(11.1)` on, and no normalization after a
+product helps: `exp(s) @ v / exp(s).sum()` was infinite.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from .symbolic_sizes import at_least, element_count
 
 
 class Operands(NamedTuple):
-    """What is known of the operands of an equation, a value for each.
+    """Facts about the operands of an equation, one for each.
 
     Args:
         eqn: The equation.
-        bounds: 1 where no element is far below 0, -1 where none is far above it, else 0; of a
-            literal its sign.
+        bounds: 1 if no element is far below 0, -1 if none is far above it, else 0; the sign of a
+            literal.
         made: Their `Marks`.
         large: Which are as large as the result, by their positions.
     """
@@ -73,7 +73,7 @@ def _subtracted(it: Operands) -> int:
     # By the largest of its row, or a logarithm of a sum; a bias or a mean bounds nothing.
     if it.made[1].largest:
         return -1
-    # What has decayed since an earlier position; a mask takes the later ones.
+    # The decay since an earlier position; a mask removes the later ones.
     if all([m.fallen for m in it.made]):
         return -1
     return _common([-it.bounds[i] if i else it.bounds[i] for i in it.large])
@@ -84,7 +84,7 @@ def _common(bounds: Sequence[int]) -> int:
 
 
 def _chosen(it: Operands) -> int:
-    # What a mask puts in is a number, beside the values; what is NaN is no value.
+    # A mask inserts a number beside the values; NaN does not count as a value.
     if it.made[0].is_nan:
         return it.bounds[1]
     return _common([it.bounds[i] for i in it.large if i] or it.bounds[1:])
@@ -113,7 +113,7 @@ def _all_large(it: Operands) -> bool:
 
 
 def _all_cases(it: Operands) -> bool:
-    # Of `where(x > 0, x, exp(x) - 1)` each has what it can hold.
+    # In `where(x > 0, x, exp(x) - 1)` each branch holds its own range.
     return _all_large(it._replace(large=[i for i in it.large if i]))
 
 
@@ -127,7 +127,7 @@ def _masked_or_scaled(it: Operands) -> bool:
     )
 
 
-# From operands of which some are an `exp` without a bound to whether the result is.
+# From operands, some of them unbounded exponentials, to whether the result is one.
 _STAYS: Mapping[str, Callable[[Operands], bool]] = MappingProxyType(
     {
         **dict.fromkeys(having("shifts") | {"neg"}, _all_large),
@@ -143,7 +143,7 @@ def is_exponential(it: Operands) -> bool:
     """Returns whether the result of an equation is an `exp` without a bound.
 
     Args:
-        it: What is known of its operands.
+        it: The facts about its operands.
     """
     name = it.eqn.primitive.name
     if name in ("exp", "exp2"):

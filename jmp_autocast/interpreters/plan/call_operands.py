@@ -1,4 +1,4 @@
-"""What goes into a body: casts that are made before a call or a loop."""
+"""Casts of operands before a call or a loop."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from .float_dtypes import is_16_bit
 def read_low(
     inner: Plan, at: Place, sources: Sequence[Source | None] = (None,)
 ) -> list[np.dtype | None]:
-    """Returns the casts of float32 operands, of given kinds, that a body reads in 16 bits alone.
+    """Returns the casts of float32 operands, of given kinds, with 16-bit reads only in the body.
 
-    Before a call, a cast is shared with other readers, and what the call keeps for the backward
-    pass is half as large. Before a loop, it is done once.
+    Before a call, a cast is shared with other consumers, and the residuals of the call are half as
+    large. Before a loop, it is done once.
 
     Args:
         inner: The plan of the body, whose inputs are the operands.
@@ -35,7 +35,7 @@ def read_low(
     demands: Sequence[Demand] = demands_behind_moves(inner) if isolates(at.eqn) else inner.demands
     casts = list(map(is_cast, at.given, demands))
     if any(casts) and not isolates(at.eqn):
-        # A comparison asks for no float32, and where it reads that inline, it does so in a call.
+        # A comparison requests no float32; if it reads float32 inline, it does so in a call.
         reads = demands_behind_moves(inner)
         casts = [cast and not read & Demand.FULL for cast, read in zip(casts, reads, strict=True)]
     return [at.region.compute_dtype if cast else None for cast in casts]
@@ -62,7 +62,7 @@ def demands_behind_moves(plan: Plan) -> list[Demand]:
         if isinstance(equation.action, Move) and moved:
             inputs.update(dict.fromkeys(eqn.outvars, moved[0]))
             continue
-        # What is cast before a call, or else what its bodies read.
+        # The casts before a call, or else the reads of its bodies.
         dtypes = equation.operands if equation.inner else equation.reads
         reads = [Demand.of(dtype) for dtype in dtypes]
         for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
@@ -74,24 +74,24 @@ def demands_behind_moves(plan: Plan) -> list[Demand]:
 
 
 def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
-    """Returns the casts of 16-bit operands that a call, and others, read in float32 alone.
+    """Returns the casts of 16-bit operands with float32 reads only, in a call and elsewhere.
 
-    Before the call, the cast is shared with the other readers, whose cotangents are added up in
-    float32: a batch norm subtracts the mean of what `jnp.var` reads, and the two cotangents nearly
-    cancel. Rounded before they were added, the gradient of the layer before was 2.5 % off in
-    bfloat16, and is 0.17 %.
+    Before the call, the cast is shared with the other consumers, and their cotangents are added in
+    float32: a batch norm subtracts the mean of the operand of `jnp.var`, and the two cotangents
+    nearly cancel. Rounded before the sum, the gradient of the previous layer was 2.5 % off in
+    bfloat16; it is 0.17 %.
 
     Args:
         inner: The plan of the body, whose inputs are the operands.
         at: The equation.
     """
-    # What is computed again is kept in 16 bits; what goes to other devices or to the host goes so.
+    # Residuals of a checkpoint stay 16 bits wide, and so do transfers to devices or the host.
     if not (is_plain_call(at.eqn) or has_rule(at.eqn)):
         return [None] * len(at.given)
 
     def is_cast(state: ValueState, demand: Demand, fulls: int) -> bool:
         may_be = state.is_computed and state.known_value is None and state.is_widened
-        is_read = demand is Demand.FULL and fulls > 0  # what is only returned in float32 is not
+        is_read = demand is Demand.FULL and fulls > 0  # a mere output has no reads
         return may_be and is_read and is_16_bit(state.dtype)
 
     found = zip(at.given, inner.demands, inner.fulls, strict=True)
@@ -102,10 +102,10 @@ def cast_states(
     given: Sequence[ValueState],
     operands: Sequence[np.dtype | None],
 ) -> list[ValueState]:
-    """Returns what is known of operands after they are cast.
+    """Returns the states of operands after their casts.
 
     Args:
-        given: What is known of them before.
+        given: Their states before.
         operands: The dtype that each is cast to, None for none.
     """
 

@@ -1,4 +1,4 @@
-"""The range of constant arrays: what a 16-bit dtype would turn into infinity."""
+"""The range of constant arrays: which elements a 16-bit dtype would turn into infinity."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class _Found(NamedTuple):
 
 
 class ConstantRange:
-    """The range of a constant array, computed when first asked.
+    """The range of a constant array, computed lazily.
 
-    Two are equal if all that is asked of them is, so that plans are shared between constants.
+    Two ranges are equal if their attributes are, so that plans are shared between constants.
     """
 
     __slots__ = ("_found", "_is_small", "_value")
@@ -63,8 +63,8 @@ class ConstantRange:
     def is_clamped(self) -> bool:
         """Returns whether a finite element is known to be beyond the largest bfloat16 number.
 
-        Weights are not searched: those that planning did not ask about are multiplied, and a
-        product with 3.4e38 exceeds float32 as well.
+        Weights are not searched: a weight without a range is an operand of products, and a product
+        with 3.4e38 exceeds float32 as well.
         """
         return self._found is not None and self._found.is_clamped
 
@@ -96,8 +96,8 @@ def _range_of(array: np.ndarray) -> _Found:
     if not array.size:
         return _Found(frozenset(), True, False, frozenset(), False, False)
     shaped = array
-    # Two passes over the array in NumPy, without a copy; most constants are never asked.
-    array = array.reshape(-1)  # a number of no dimension has no slices
+    # Two passes over the array in NumPy, without a copy; most ranges are never computed.
+    array = array.reshape(-1)  # an array without dimensions has no slices
     largest = max(abs(array.min()), abs(array.max()))
     if not np.isfinite(largest):
         finite = np.abs(array[np.isfinite(array)])

@@ -1,7 +1,7 @@
-"""Copies of a source: casts, and those that another room makes, of values that it has tagged.
+"""Copies of a source: casts, and encodings by an extension, of values that it has tagged.
 
-A room that stores or multiplies a value in a form of its own brings an `Encoding`, by which its
-copies are found, and a `Tag`, which goes where the value goes. Nothing here knows either.
+An extension with an encoding of its own for stored or multiplied values has an `Encoding`, the key
+of its copies, and a `Tag`, which is propagated with the value. Both are opaque here.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ..compat import with_dtype
 
 
 class Tag(Protocol):
-    """What a room knows of a source. It has a hash, as `ValueState` has."""
+    """An extension's data about a source. It is hashable, as `ValueState` is."""
 
     @property
     def in_slices(self) -> bool:
@@ -25,7 +25,7 @@ class Tag(Protocol):
         ...
 
     def moved(self, is_whole: bool) -> Tag | None:
-        """Returns the tag of what is made of the elements, of all of them or not."""
+        """Returns the tag after a move of the elements, of all of them or not."""
         ...
 
     def sliced(self) -> Tag | None:
@@ -38,19 +38,19 @@ class Tag(Protocol):
 
 
 class Encoding(Protocol):
-    """What a copy that is no cast is found by. It has a hash."""
+    """The key of a copy that is no cast. It is hashable."""
 
     @property
     def when_moved(self) -> Literal["moves", "stays", "anew"]:
-        """The copy of an array of which all elements are moved: that is moved, the same, or new."""
+        """How to copy a moved array: move the copy, take the same copy, or make a new one."""
         ...
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
-        """Returns the copy of an array, and what is made with it.
+        """Returns the copy of an array, and the copies that come with it.
 
         Args:
             x: The array.
-            known: The copies of it that there are.
+            known: Its copies so far.
             tag: Its tag.
         """
         ...
@@ -60,7 +60,7 @@ class Encoding(Protocol):
 
         Args:
             tag: The tag of the source.
-            runs_again: The call is a checkpoint: what it takes is kept for the backward pass.
+            runs_again: The call is a checkpoint: its operands are residuals.
         """
         ...
 
@@ -75,7 +75,7 @@ def copy_aval(aval: Any, key: CopyKey, tag: Tag | None) -> Any:
 
     Args:
         aval: The type of the array.
-        key: What the copy is found by.
+        key: The key of the copy.
         tag: The tag of the array.
     """
     if isinstance(key, np.dtype):

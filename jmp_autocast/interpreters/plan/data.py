@@ -1,8 +1,9 @@
 """The data that planning produces and everything else reads: `Plan` and its parts.
 
 No JAX tracing here and no policy: rewriting, `explain` and the tests read a plan, they never
-derive one. Reading order: `ValueState` (what is known of a value), `Want` (what its readers ask),
-`Place` (an equation that is planned), the actions (what is emitted), `EquationPlan`, `Plan`.
+derive one. Reading order: `ValueState` (the facts about a value), `Want` (the request of its
+consumers), `Place` (an equation in its context), the actions (how it is emitted), `EquationPlan`,
+`Plan`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from .reasons import Reason
 
 
 class Source(enum.Enum):
-    """What a value is that no computation produced (or only one on such values)."""
+    """The kind of a value without a computation behind it, or only with one on such values."""
 
     LITERAL = "literal"  # every element equals one value known at trace time
     CONST = "const"  # closed over, or exact in any float dtype (a cast bool)
@@ -36,25 +37,24 @@ class Source(enum.Enum):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValueState:
-    """What planning knows of one value.
+    """The facts of planning about one value.
 
     Args:
         dtype: The dtype that the value has when the program runs; None for a value that is no
             float array in autocast's domain.
         source: What kind of source it is, None for a computed value.
-        known_value: The value of every element, where known at trace time.
-        integer_bound: An upper bound of the magnitude of integer coordinates, None where it holds
-            none.
+        known_value: The value of every element, if known at trace time.
+        integer_bound: An upper bound of the magnitude of integer coordinates, None without one.
         const_range: The range of a constant's elements, None for anything else.
         loop_invariant: The same in each iteration of the loop around it: its cast belongs outside.
         narrowed_by_user: The program itself has cast it to 16 bits.
         may_be_rounded: A source of bools or bytes, which every float dtype holds, or of elements of
             those, of literals and of numbers within [-1, 1]: also where it is added.
-        tag: What another room knows of a parameter, or of what is made of parameters alone.
+        tag: An extension's data about a parameter, or about a function of parameters alone.
         is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
-        was_rounded: In float32, and made element by element of what was 16 bits: `rounded_streams`.
-        marks: How it is made, whatever its dtype: of an input of a jaxpr alone.
-        is_widened: Others read it in float32: of an input outside the jaxpr, of a result inside.
+        was_rounded: In float32, an elementwise function of 16-bit values: see `rounded_streams`.
+        marks: How it is computed, whatever its dtype; for inputs of a jaxpr only.
+        is_widened: Also read in float32 on the other side of the jaxpr boundary.
     """
 
     dtype: np.dtype | None
@@ -100,7 +100,7 @@ class Demand(enum.Flag):
 
     @classmethod
     def of(cls, dtype: np.dtype | None) -> Demand:
-        """Returns how a value is read in a dtype, None for what is no float.
+        """Returns how a value is read in a dtype, None for values other than floats.
 
         Args:
             dtype: The dtype.
@@ -116,17 +116,17 @@ _DEMANDS = tuple(map(Demand, range(4)))
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Want:
-    """What the readers of a value ask of the equation that makes it.
+    """A request of the consumers of a value to its producer.
 
     Args:
         dtype: The dtype it must be returned in, None for any.
-        demand: How its readers read it; NONE where either will do, or that is not known yet.
-        needs: What it is needed for outside, as `needs.Need`.
-        fulls: How many readers outside read it in float32, counted up to two.
-        reader: The primitive that reads it first, for the reason's text. Two wants that differ in
-            the readers' names alone are equal, so that a jaxpr is planned once for both.
-        first_full: The primitive that reads it first in float32.
-        is_known: All readers outside have said how they read it.
+        demand: The dtype of its consumers; NONE if either will do, or if it is not known yet.
+        needs: Its needs outside, as `needs.Need`.
+        fulls: How many consumers outside read it in float32, counted up to two.
+        reader: The primitive of its first consumer, for the reason's text. Two requests that differ
+            only in names of primitives are equal, so that a jaxpr is planned once for both.
+        first_full: The primitive of its first float32 consumer.
+        is_known: All consumers outside are known.
     """
 
     dtype: np.dtype | None = None
@@ -139,18 +139,18 @@ class Want:
 
 
 class Place(NamedTuple):
-    """An equation where it stands: what is known and asked there, and the precision in force.
+    """An equation in its context: the facts, the requests, and the precision in force.
 
     Args:
         eqn: The equation.
         name: The name of its primitive.
-        given: What is known of each operand.
+        given: The facts about each operand.
         floats: The positions of the float operands.
         policy: The policy of the program.
         region: The precision of the scope that the equation is in.
-        wants: What the readers of each result ask for; empty if no sweep said.
+        wants: The requests for each result; empty before the first backward sweep.
         made: The marks of its operands.
-        need: What its first result is needed for.
+        need: The needs of its first result.
         accumulates: It computes an accumulator: `marks`.
     """
 
@@ -187,16 +187,16 @@ class Place(NamedTuple):
         )
 
     def joined(self, positions: Sequence[int]) -> np.dtype:
-        """Returns the one dtype of some float operands, float32 where they differ."""
+        """Returns the one dtype of some float operands, float32 if they differ."""
         first, *others = [self.given[i].dtype for i in positions]
         return FLOAT32 if first is None or any(d != first for d in others) else first
 
     def declared(self, atom: Atom) -> np.dtype | None:
-        """Returns the dtype that the program declares for a value, None for what is no float."""
+        """Returns the declared dtype of a value, None for values other than floats."""
         return float_dtype(atom.aval)
 
 
-# --- actions: what is emitted in place of an equation ---------------------------------------
+# --- actions: how an equation is emitted -----------------------------------------------------
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -234,14 +234,15 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cast:
-    """A cast of the program: to the dtype of the plan's result, or none where it has that."""
+    """A cast of the program: to the dtype of the plan's result, or none if it has that dtype."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contract:
-    """A contraction of 16-bit operands hands out its float32 accumulator.
+    """A contraction of 16-bit operands with a float32 accumulator.
 
-    It is the result where the plan says float32, and the gradient of the operands that are sources.
+    The accumulator is the result if the plan has a float32 result, and the gradient of operands
+    that are sources.
 
     Args:
         of_sources: False where gradients of sources are rounded, as results are.
@@ -274,14 +275,14 @@ class Inside:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Emit:
-    """A function of a rule, or of another room, is called in place of the equation.
+    """A function of a rule, or of an extension, is called in place of the equation.
 
     Args:
         function: From the operands, and the copies, to the result, or a tuple of results.
-        name: What reports call it.
+        name: Its name in reports.
         copies: Pairs (operand, key) of the copies of operands that it takes.
         as_they_are: Operands that it takes uncast: it reads their copies.
-        reads: The dtypes in which operands take part; empty where the plan's operands say it.
+        reads: The dtypes in which operands take part; empty if they are the plan's operand dtypes.
     """
 
     function: Callable[..., Any]
@@ -293,10 +294,10 @@ class Emit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
-    """The equation makes an array of what is stored: copies of the array.
+    """The equation decodes a stored encoding: its operands are copies of its result.
 
     Args:
-        keys: What each operand is found by, as a copy of the result.
+        keys: The key of each operand as a copy of the result.
     """
 
     keys: tuple[CopyKey, ...]
@@ -315,13 +316,13 @@ class EquationPlan:
     """How one equation is emitted; equations that look alike share it.
 
     Args:
-        action: What is emitted.
-        given: What is known of each operand.
-        operands: The dtype in which each operand is read, None for "as it is".
-        results: What is known of each result.
-        reason: Why the equation runs in the dtypes it does.
+        action: How it is emitted.
+        given: The facts about each operand.
+        operands: The dtype in which each operand is read, None for "unchanged".
+        results: The facts about each result.
+        reason: Why the equation runs in its dtypes.
         casts: The dtype that each result is cast to afterwards, or None; empty when none is.
-        demands: How each operand is read, where the dtypes of the results do not say it: by the
+        demands: How each operand is read if it does not follow from the results' dtypes: by the
             bodies of a higher-order primitive, and by a cast of the program. Empty for others.
     """
 
@@ -347,7 +348,7 @@ class EquationPlan:
 
     @property
     def reads(self) -> tuple[np.dtype | None, ...]:
-        """The dtype in which each operand takes part, None for what is no float."""
+        """The dtype in which each operand takes part, None for operands other than floats."""
         if isinstance(self.action, Emit) and self.action.reads:
             return self.action.reads
         pairs = zip(self.operands, self.given, strict=True)
@@ -367,16 +368,16 @@ class Plan:
 
     Args:
         jaxpr: The open jaxpr that is planned.
-        consts: What is known of each constant.
-        inputs: What is known of each input.
-        wants: What was asked of each output.
+        consts: The facts about each constant.
+        inputs: The facts about each input.
+        wants: The request for each output.
         equations: A plan per equation, in program order.
-        outputs: What is known of each output, after ``output_dtypes``.
-        output_dtypes: The dtype that each output is cast to on return, None for "as it is".
+        outputs: The facts about each output, after ``output_dtypes``.
+        output_dtypes: The dtype that each output is cast to on return, None for "unchanged".
         demands: How the equations read each input.
         fulls: How many of them read it in float32, counted up to two.
         identity: Rewriting would give the jaxpr back unchanged.
-        path: The enclosing scopes, as far as the policy looks at them.
+        path: The enclosing scopes that the policy's patterns can match.
     """
 
     jaxpr: AnyJaxpr

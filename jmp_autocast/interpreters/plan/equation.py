@@ -71,7 +71,7 @@ class Link(NamedTuple):
     """A link of a chain that plans an equation.
 
     Args:
-        decides: From an equation to its plan, None where the next link decides.
+        decides: From an equation to its plan, None to leave it to the next link.
         names: The primitives that it decides about, None for all.
     """
 
@@ -83,14 +83,14 @@ def plan_equation(at: Place) -> EquationPlan:
     """Plans an ordinary equation: the first of `DECISIONS` that has a plan decides.
 
     Args:
-        at: The equation where it stands.
+        at: The equation in its context.
 
     Returns:
         The plan of the equation.
     """
     plan = next(_plans(DECISIONS, at))
     if isinstance(plan.action, Keep) and reading.names_algorithm(at.eqn):
-        # XLA:CPU ignores algorithms: also where nothing changes, what is emitted can tell CPUs.
+        # XLA:CPU ignores algorithms: the emitted primitive lowers them on CPUs, even unchanged.
         plan = dataclasses.replace(plan, action=BIND)
     if at.region.precision:
         return in_precision(at, plan, at.region.precision)
@@ -113,8 +113,8 @@ def _has_no_floats(at: Place) -> EquationPlan | None:
 
 def _of_float8(at: Place) -> EquationPlan | None:
     """A product of float8 arrays of the program's own is rounded as ours are."""
-    # qwix and Flax ask for a result in the dtype of the model. In float32 it would raise what
-    # follows, the scales first of all: 105 casts where the model in bfloat16 has 67.
+    # qwix and Flax set the result dtype to that of the model. In float32 it would raise the
+    # consumers, the scales first of all: 105 casts for 67 in a bfloat16 model.
     if not at.region.lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
         return None
     is_wide = at.declared(at.eqn.outvars[0]) == FLOAT32
@@ -124,7 +124,7 @@ def _of_float8(at: Place) -> EquationPlan | None:
         return None
     rule, origin = known_rule(at.name, at.region.rule)
     if not isinstance(rule, CastPolicy):
-        # A function of the user's is asked of what autocast may cast alone.
+        # A user's function decides only about equations that autocast may cast.
         rule = _decided(rule, at).policy if origin == "default" else None
     if rule is not CastPolicy.LOWER_PRECISION_FP:
         return None
@@ -132,7 +132,7 @@ def _of_float8(at: Place) -> EquationPlan | None:
 
 
 def _moves_a_source(at: Place) -> EquationPlan | None:
-    """A parameter, an input or a literal is moved in its own dtype, and cast where it is read."""
+    """A parameter, an input or a literal is moved in its own dtype, and cast for its consumers."""
     # Whether anyone reads it in 16 bits is not known yet, and the 16-bit copy can be moved instead.
     if len(at.floats) == 1:
         i = at.floats[0]
@@ -149,8 +149,8 @@ def _stands_in_scope(at: Place) -> EquationPlan | None:
 
 def _is_not_ours(at: Place) -> EquationPlan | None:
     """Another float dtype is kept, and so is a scatter with an update of the user's own."""
-    # float64 was asked for by somebody who needs its digits, float8 by somebody with scales of
-    # their own, and float16 in a bfloat16 program by somebody who knows its range.
+    # float64, float8, and float16 in a bfloat16 program are choices of the user, for digits, with
+    # other scales, or with a known range.
     if foreign := at.foreign:
         return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", foreign))
     if at.name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
@@ -159,7 +159,7 @@ def _is_not_ours(at: Place) -> EquationPlan | None:
 
 
 def _is_known(at: Place) -> EquationPlan | None:
-    """What is computed of literals alone is a literal."""
+    """A function of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # float32 value that votes, and would raise the scores of every attention.
     if any([state.known_value is None or state.dtype != FLOAT32 for state in at.given]):
@@ -193,7 +193,7 @@ DECISIONS: tuple[Link, ...] = (
 
 
 def _decided(rule: Any, at: Place) -> Decision:
-    """Returns what a function of the user's decides."""
+    """Returns the decision of a user's function."""
     view = view_of(at.eqn, at.given, at.region.names, at.compute_dtype)
     decision = apply_rule(rule, view)
     if decision.policy is not None:
@@ -202,13 +202,13 @@ def _decided(rule: Any, at: Place) -> Decision:
 
 
 def _by_policy(at: Place, decision: Decision, origin: str) -> EquationPlan:
-    """Returns the plan that a cast policy says, before what else the rule decides.
+    """Returns the plan of a cast policy, before the other parts of the decision.
 
     Args:
         at: The equation.
-        decision: What the rule decided.
-        origin: Where its rule is from. `GUARDS` keep no product in float32 that `with_rules`
-            lowers, and `_leads_to_no_product` nothing that a rule of the user's promotes.
+        decision: The rule's decision.
+        origin: The origin of its rule. `GUARDS` keep no product in float32 that `with_rules`
+            lowers, and `_leads_to_no_product` no equation that a user's rule promotes.
     """
     contracts = at.name in _CONTRACTS
     if decision.policy is CastPolicy.KEEP:
@@ -244,16 +244,16 @@ def _because(code: ReasonCode, want: Want) -> Reason:
 
 
 def _lower(at: Place, guarded: bool) -> EquationPlan:
-    """Returns the plan in the compute dtype, unless the user or a guard asks for float32."""
+    """Returns the plan in the compute dtype, unless the user or a guard decides for float32."""
     contracts = at.name in _CONTRACTS
-    # A rule of the policy, or a scope that names the dtype, is said later than the program's text.
+    # A rule of the policy, or a scope with a dtype, is a later decision than the program's text.
     overrules = not guarded or bool(at.region.cause)
     if contracts and (plan := _asked(at, overrules)) is not None:
         return plan
     if guarded and (plan := next(_plans(GUARDS, at), None)) is not None:
         return plan
-    # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; what is lost is
-    # the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
+    # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; the only errors
+    # are the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(at, at.compute_dtype, _LOW)
     # jnp.matmul records the dtype of its operands: float32 is a request only of others.
     declared_low = all(aval_of(at.eqn.invars[i]).dtype == at.compute_dtype for i in at.floats)
@@ -268,11 +268,11 @@ def _lower(at: Place, guarded: bool) -> EquationPlan:
 
 
 def _asked(at: Place, overrules: bool) -> EquationPlan | None:
-    """Returns the plan of a product that the program says more of than its operands.
+    """Returns the plan of a product with a precision or a result dtype in the program.
 
     Args:
         at: The product.
-        overrules: The policy lowers it whatever precision the program asks for.
+        overrules: The policy lowers it regardless of the program's precision.
     """
     if not overrules and (precision := reading.asked_precision(at.eqn)) is not None:
         return keep(at, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
@@ -304,7 +304,7 @@ def _cannot_pay(at: Place) -> EquationPlan | None:
     """
     if not cannot_pay(at.eqn):
         return None
-    # Beside what has 16 bits a parameter has no vote: LoRA of rank 4 is a product as any other.
+    # Beside a 16-bit operand a parameter has no vote: LoRA of rank 4 is a product as any other.
     votes = voters(at)
     if votes and all([is_16_bit(at.given[i].dtype) for i in votes]):
         return None
@@ -312,7 +312,7 @@ def _cannot_pay(at: Place) -> EquationPlan | None:
 
 
 def _saying(why: str, plan: EquationPlan) -> EquationPlan:
-    """Returns a plan by votes that says why votes decide, or why they do not."""
+    """Returns a plan by votes, with the reason why votes decide, or why they do not."""
     reason = plan.reason
     votes = (ReasonCode.PROMOTE_LOW, ReasonCode.PROMOTE_FULL, ReasonCode.SOURCE)
     if reason.code not in votes:
@@ -358,9 +358,9 @@ def _reads_positions(at: Place) -> EquationPlan | None:
 
 
 def _is_needed(at: Place) -> EquationPlan | None:
-    """A contraction whose readers need its digits: squares, a decomposition.
+    """A contraction with consumers that need its digits: squares, a decomposition.
 
-    Without it: what `EXPANDED`, `DECOMPOSED` and `CHAINED` say above.
+    Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`.
     """
     if not at.need & OF_PRODUCTS:
         return None
@@ -378,10 +378,10 @@ def _counts(at: Place) -> EquationPlan | None:
 
 
 def _reads_whole(at: Place) -> bool | None:
-    """Returns whether 16 bits hold what a product of whole numbers reads, None for another product.
+    """Returns whether 16 bits hold the operands of a product of integers, None for other products.
 
-    One of whole numbers and of others is such a product if it becomes an index, as a table that is
-    read by one-hot rows.
+    A product of integers and other values counts if its result becomes an index, such as a table
+    times one-hot rows.
     """
     held = [_holds_whole(at, i) for i in (0, 1)]
     if held == [None, None] or (None in held and not at.need & Need.SNAP):
@@ -390,7 +390,7 @@ def _reads_whole(at: Place) -> bool | None:
 
 
 def _holds_whole(at: Place, i: int) -> bool | None:
-    """Returns whether 16 bits hold the whole numbers of an operand, None where it has others."""
+    """Returns whether 16 bits hold the integers in an operand, None for other operands."""
     state = at.given[i]
     if state.const_range is not None:
         found = state.const_range.holds_whole()
@@ -406,7 +406,7 @@ def _reads_exponentials(at: Place) -> EquationPlan | None:
 
     Without it: `exp(s) @ v / exp(s).sum()` was infinite from scores of 11.1 on.
     """
-    # An `exp` of what is less its row's largest is at most 1, and so is that of a negated square.
+    # An `exp` of a value less its row's maximum is at most 1, and so is that of a negated square.
     if at.compute_dtype != np.float16:
         return None
     for i, (state, made) in enumerate(zip(at.given[:2], at.made, strict=False)):
@@ -451,7 +451,7 @@ def _contract(at: Place, plan: EquationPlan) -> Contract:
 
 
 def _with_float32_result(at: Place, plan: EquationPlan, reason: Reason) -> EquationPlan:
-    """Returns the plan of a contraction whose result is its accumulator, where it is rounded."""
+    """Returns the plan of a lowered contraction with its accumulator as the result."""
     if not _is_rounded(plan):
         return plan
     results = tuple(ValueState(_ACCUMULATOR) for _ in plan.results)
@@ -475,8 +475,8 @@ def _leads_to_no_product(at: Place) -> EquationPlan | None:
     if at.need & Need.LEADS or at.name in _COMPUTES_NOTHING:
         return None
     plan = next(_plans(_PROMOTES, at))
-    # What the program declares in 16 bits stays there.
-    is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and is_16_bit(plan.results[0].dtype)
+    # Values that the program declares in 16 bits stay there.
+    is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and plan.results[0].dtype != FLOAT32
     if is_rounded and at.declared(at.eqn.outvars[0]) == FLOAT32:
         return in_dtype(at, FLOAT32, _NO_PRODUCT)
     return plan
@@ -492,7 +492,7 @@ def _is_accumulator(at: Place) -> EquationPlan | None:
 
 
 def _derivative_leaves(at: Place) -> EquationPlan | None:
-    """In float16, what has a derivative beyond its range: computed in float32, and rounded once.
+    """A derivative beyond the range of float16: computed in float32, and rounded once.
 
     Without it: a gradient of linear attention was 20 times its size off, that of a GELU NaN.
     """
@@ -521,7 +521,7 @@ def _turns_positions(at: Place) -> EquationPlan | None:
 
     Without it: RoPE's factors made float32 of queries and keys: 2 to 3 % of a step's traffic.
     """
-    # By hand, sin and cos are cast before they meet a query. What they are of is not rounded.
+    # By hand, sin and cos are cast before they meet a query. Their operand is not rounded.
     if not at.policy.data_abstains or not at.made[0].angle:
         return None
     plan = in_dtype(at, FLOAT32, _TURN)
@@ -534,7 +534,7 @@ def _is_norm(at: Place) -> EquationPlan | None:
 
     Without it: the squares of hundreds added up to infinity in float16.
     """
-    # What is computed of sources alone waits for its readers, as in any other promotion.
+    # A function of sources alone stays float32 for its consumers, as in any other promotion.
     if all([state.source is not None for state in at.given]):
         return None
     if _reads_whole(at) is not None:
@@ -543,9 +543,9 @@ def _is_norm(at: Place) -> EquationPlan | None:
 
 
 def _readers_agree(at: Place) -> EquationPlan | None:
-    """What the readers ask for, unless something refuses."""
-    # They come before the votes: a value that all of them read in another dtype would be cast for
-    # each, and what the cast loses in 16 bits is lost to a reader that has the digits to use it.
+    """The request of the consumers, unless it is refused."""
+    # Requests come before votes: a value with consumers in another dtype would be cast for each,
+    # and digits that a cast to 16 bits drops are lost to a float32 consumer.
     for want in at.wants:
         if want.demand is Demand.FULL:
             code = ReasonCode.LOG_GUARD if at.name in _SATURATES else ReasonCode.FEEDER
@@ -557,7 +557,7 @@ def _readers_agree(at: Place) -> EquationPlan | None:
 
 
 def _voters_decide(at: Place) -> EquationPlan | None:
-    """The widest operand that votes, as in PyTorch and NumPy; what has no voter is a source."""
+    """The widest operand that votes, as in PyTorch and NumPy; without a voter it is a source."""
     given, floats = at.given, at.floats
     votes = voters(at)
     if not votes:
@@ -596,9 +596,9 @@ PROMOTIONS: tuple[Link, ...] = (Link(_leads_to_no_product), *_PROMOTES)
 
 
 def _of_sources(at: Place) -> EquationPlan:
-    """What is made of sources alone is a source: it waits in its own dtype for who uses it."""
+    """A function of sources alone is a source: it stays in its own dtype for its consumers."""
     floats, given = at.floats, at.given
-    # What a literal takes out of the range of 16 bits is computed: no cast may follow.
+    # A value beyond the range of 16 bits after a literal is computed: no cast may follow.
     reason = literal_guard(given, floats, at.compute_dtype)
     if reason is not None:
         return in_dtype(at, FLOAT32, reason)

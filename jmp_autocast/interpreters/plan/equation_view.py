@@ -1,4 +1,4 @@
-"""What a rule function, and a report, see of an equation of a jaxpr."""
+"""The public view of an equation, for rule functions and reports."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .data import ValueState
 def view_of(
     eqn: JaxprEqn, given: Sequence[ValueState], scope: Sequence[str], compute_dtype: np.dtype
 ) -> EquationView:
-    """Returns what a rule function and a report see of an equation.
+    """Returns the view of an equation for rule functions and reports.
 
     Args:
         eqn: The equation.
-        given: What is known of each operand.
+        given: The state of each operand.
         scope: The names of the enclosing scopes.
-        compute_dtype: The compute dtype where the equation stands.
+        compute_dtype: The compute dtype at the equation.
     """
     return EquationView(
         primitive=eqn.primitive.name,

@@ -1,7 +1,8 @@
-"""Of which arrays a value is a linear image: of those that cancel, products lose nearly all digits.
+"""Linear images: the arrays behind a value, to find differences that cancel.
 
-A value less its average, ``x - blur(x)``, is a small difference of two near numbers, and so is a
-covariance less its update by rank one, ``P - (P x)(x P) / s``.
+A value less its average, ``x - blur(x)``, is a small difference of near numbers, and so is a
+covariance less its update by rank one, ``P - (P x)(x P) / s``. Products lose nearly all of their
+digits.
 """
 
 from __future__ import annotations
@@ -18,10 +19,10 @@ from .symbolic_sizes import at_least, element_count
 
 
 class Made(enum.IntFlag):
-    """How an image is made of an array, besides that it is moved and scaled.
+    """How an image is computed from an array, besides moves and scales.
 
     Attributes:
-        AVERAGED: By a contraction with what is fixed: a window, a matrix of averages.
+        AVERAGED: By a contraction with a fixed operand: a window, a matrix of averages.
         PROJECTED: By another contraction.
         SQUARED: By a product of two such projections of one array.
     """
@@ -42,7 +43,7 @@ _MOST = 8
 
 
 def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
-    """Returns of which arrays each value of a jaxpr is an image, and how it is made of them.
+    """Returns the arrays behind each value of a jaxpr that is their image, and how.
 
     Args:
         jaxpr: An open jaxpr.
@@ -64,7 +65,7 @@ def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
 
 
 def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
-    """Returns the arrays of which a value is an image; it is one of itself, if of no other."""
+    """Returns the arrays behind a value; a value without others is an image of itself."""
     return {} if isinstance(v, Literal) else images.get(v) or {v: ITSELF}
 
 
@@ -119,7 +120,7 @@ def _is_number(v: Atom, made: Marks) -> bool:
 def _returned(
     eqn: JaxprEqn, given: Sequence[Marks], images: Images, memo: Memo
 ) -> dict[Any, Mapping[Any, Made]]:
-    """Returns of which arrays outside the results of a call are images."""
+    """Returns the arrays outside of a call that its results are images of."""
     body = body_of(called(eqn))
     inner = images_in(body, given, memo)
     outer = dict(zip(body.invars, [image_of(v, images) for v in eqn.invars], strict=True))

@@ -15,7 +15,7 @@ import numpy as np
 from ...policies.callables import has_hash
 from ..compat import AnyJaxpr, Literal, body_of, consts_of, scope_names
 
-# The key of a jaxpr costs time for each equation; what is longer is traced once, or jitted.
+# The key of a jaxpr costs time for each equation; longer jaxprs are traced once, or jitted.
 _MOST = 32
 
 

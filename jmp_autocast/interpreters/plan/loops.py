@@ -1,4 +1,4 @@
-"""Plans of loops: the dtype of each carry, and what is cast before the loop instead of in it."""
+"""Plans of loops: the dtype of each carry, and casts before the loop instead of in it."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from .votes import literal_guard
 
 
 def _widened(states: Sequence[ValueState]) -> list[np.dtype | None]:
-    """Returns the casts of what is computed in 16 bits before a loop and read in it."""
+    """Returns the casts of values computed in 16 bits before a loop and read in it."""
     return [FLOAT32 if s.source is None and is_16_bit(s.dtype) else None for s in states]
 
 
 def _as_parameters(
     states: Sequence[ValueState], casts: Sequence[np.dtype | None]
 ) -> list[ValueState]:
-    """Returns what is known, inside a loop, of what is computed before it: a source in the loop.
+    """Returns the state, inside a loop, of a value from before the loop: a source in the loop.
 
     Each step reads a view of one 16-bit copy, and the gradients of the steps add up in float32.
     Added up in 16 bits, 2,048 steps lost four fifths of the gradient of a normalized weight.
@@ -47,9 +47,9 @@ def _as_parameters(
         dtype = cast or state.dtype
         if dtype != FLOAT32 or state.source is not None:
             return state
-        # What was float32 before the loop votes in it, as data does: rounded like a bias, times
-        # that were computed turned a cosine in the loop by 2**-11 of the time. What was 16 bits is
-        # a number of 16 bits, and may be one again.
+        # Values that were float32 outside the loop vote inside it, like data: rounded like a bias,
+        # computed times changed the phase of a cosine in the loop by 2**-11 of the time. Values
+        # that were 16 bits can be rounded again without loss.
         if cast is None:
             return dataclasses.replace(state, source=Source.DATA)
         return dataclasses.replace(state, dtype=FLOAT32, source=Source.PARAM, may_be_rounded=True)
@@ -80,7 +80,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
         while True:
             plan = planner.plan(body.jaxpr, inputs, [*wants, *ys], at.region.names)
             told = list(map(_with_next_step, wants, plan.demands[start:end]))
-            if told == wants:  # each carry is told once at most: this ends
+            if told == wants:  # each carry changes at most once: a fixed point
                 return plan
             wants = told
 
@@ -90,7 +90,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     returned = [Want(d) for d in carries]
     inner = plan_body(carries, returned)
     # A slice of data is cast with its siblings, before the loop; one of a stacked parameter inside,
-    # where a copy of all layers never exists at once.
+    # so that a copy of all layers never exists at once.
     operands = [*widened, *(None,) * (len(given) - start)]
     operands[end:] = read_low(inner, at, (None, Source.DATA))[end:]
     if any(operands[end:]):
@@ -113,7 +113,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
 
 
 def _slices(states: Sequence[ValueState]) -> list[ValueState]:
-    """Returns what is known of the slices of what is scanned."""
+    """Returns the states of the slices of scanned arrays."""
     return [s if s.tag is None else dataclasses.replace(s, tag=s.tag.sliced()) for s in states]
 
 
@@ -122,7 +122,7 @@ def _carried(
     accumulating: Collection[int],
     made: Sequence[Marks],
 ) -> list[ValueState]:
-    """Returns what is known of the carries of a loop, inside of it; ``made`` are their marks."""
+    """Returns the states of the carries of a loop, inside the loop; ``made`` are their marks."""
     marks = [
         m._replace(summed=k in accumulating) if m.summed or k in accumulating else m
         for k, m in enumerate(made)
@@ -131,14 +131,14 @@ def _carried(
 
 
 def _needs_of_carries(planner: PlansBodies, at: Place) -> list[int]:
-    """Returns what the carries are needed for by the next iteration, and by who reads the last."""
+    """Returns the needs of the carries, in the next iteration and after the loop."""
     of_results = [Need(want.needs) for want in at.wants]
     *_, last = needs_in_bodies(at.eqn, of_results, planner.memo, at.made)
     return [int(last.returned[k]) for _, k in last.body.carries]
 
 
 def _with_next_step(want: Want, read: Demand) -> Want:
-    """Returns what is asked of a carry, of which the next iteration says how it reads it.
+    """Returns the request for a carry, from the consumers in the next iteration.
 
     A tanh of 9 is 1 in bfloat16, and its `arctanh` in the next step is infinite.
     """
@@ -205,7 +205,7 @@ def _first_guess(
 
     Args:
         declared: The dtypes that the program declares for the carries.
-        initial: What is known of each initial value.
+        initial: The state of each initial value.
         accumulating: The indices of the carries that accumulate, and stay float32.
         region: The region of the loop.
         data_abstains: The program's inputs have no vote.
@@ -240,8 +240,8 @@ def _settled(
     Args:
         carries: The first guess.
         declared: The dtypes that the program declares.
-        initial: What is known of each initial value.
-        returned_by_body: Plans the body for given carries and says what it returns.
+        initial: The state of each initial value.
+        returned_by_body: Plans the body for given carries and returns the states of its outputs.
     """
     while carries != declared:
         states = zip(returned_by_body(carries), initial, carries, strict=True)
@@ -259,13 +259,13 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
     """Returns whether a carry can be cast to a dtype, although its body returns another.
 
     A source that the body returns, such as zeros that reset a state, can be cast if the dtype holds
-    its value. Data cannot: it is what the next iteration computes with. A parameter can only where
-    something is computed; a loop that hands an argument on shall not round it.
+    its value. Data cannot: the next iteration computes with it. A parameter can only if the loop
+    computes; a loop that passes an argument on must not round it.
 
     Args:
         dtype: The dtype.
-        returned: What the body returns.
-        initial: What the carry starts as.
+        returned: The state of the body's output.
+        initial: The state of the initial value.
     """
     if returned.source in (None, Source.DATA) or dtype is None:
         return False

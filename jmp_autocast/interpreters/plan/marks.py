@@ -1,19 +1,18 @@
-"""What the program says of a value, whatever dtypes it gets: one sweep, first to last.
+"""Marks: forward facts about a value that do not depend on dtypes, in one sweep from the first.
 
-Marks are facts about how a value is made. Like the needs of its readers (`needs`) they do not
-depend on dtypes, so that they are known before anything is decided, and they enter and leave a
-call, a checkpoint or a branch as if its body stood there.
+Marks describe how a value is computed. Like needs (`needs`) they are known before the plan, and
+they enter and leave a call, a checkpoint or a branch as if it were inlined.
 
 **Chains.** A value that is added to again and again is an accumulator: the residual stream of a
 transformer, the state of an integrator, a sum over experts. In 16 bits each sum rounds the whole
-value, however small the branch is: of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %
+value, however small the branch is: a bfloat16 stream lost 86 to 97 % of 24 branches of 1e-3
 (`python -m tests.scenarios.chains`). So the planner computes accumulators in float32, in loops and
-written out, whatever they begin with and whatever scales the branches. One sum (a bias, ``q + k``)
-is no chain. Nor is the stream of a convolutional network, where both summands come from
-convolutions and none was scaled last: its traffic is its speed, and a batch norm gives each branch
-the size of the stream (PyTorch and ``dtype=`` by hand keep it in 16 bits, too).
+written out, for any initial value and any scale of the branches. One sum (a bias, ``q + k``) is no
+chain. Neither is the stream of a convolutional network, a sum of unscaled convolutions: its traffic
+is its speed, and a batch norm gives each branch the size of the stream (PyTorch and ``dtype=`` by
+hand keep it in 16 bits, too).
 
-A product of many factors rounds no more than its factors are: those are raised, from the third
+The error of a product of many factors is that of its factors: those are raised, from the third
 product on (`needs`, SHARP).
 """
 
@@ -60,7 +59,7 @@ _LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
 
 
 class Marks(NamedTuple):
-    """How a value is made.
+    """How a value is computed.
 
     Args:
         summed: A sum of values of one size made it, since then only cheap operations.
@@ -69,36 +68,39 @@ class Marks(NamedTuple):
         scaled: The last of those was a factor that is given: it may be small beside others.
         spread: So many smaller values are repeated in it: a bias.
         given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter; 3
-            for a number: a literal, or what is computed of literals alone.
-        fresh: 2 where a contraction made it, since then only moved or summed; 1 where it was scaled
-            as well. A bias that is added to it is about as large.
-        power: 2 where it was multiplied by itself, 1 where two values of its size were multiplied,
-            since then only moved.
-        squares: 2 where it is a sum of squares, scaled or summed with others; 1 its root.
+            for a literal, or a function of literals alone.
+        fresh: 2 if a contraction made it, since then only moved or summed; 1 if it was scaled as
+            well. A bias that is added to it is about as large.
+        power: 2 if it was multiplied by itself, 1 if two values of its size were multiplied, since
+            then only moved.
+        squares: 2 for a sum of squares, scaled or summed with others; 1 for its root.
         sums_powers: A contraction of such products made it, since then only moved.
         crosses: It is a product of two contractions, or the square of one.
         added_up: A sum of its elements made it, since then only moved and scaled.
         of_sums: It is a product of two such sums, scaled.
         counted: Positions: an `iota` made it, or a cumulative sum of one value, since then only
             moved, scaled and shifted.
-        gram: 2 where a product of one value with itself made it, since then only scaled, negated
-            and added to such; 1 where elements of one were picked or summed.
-        bound: 1 where no element is far below 0, -1 where none is far above it: the square of a
-            value, or less the largest element of its row.
-        exponential: An `exp` made it of what has no upper bound, since then only moved, masked,
-            scaled by what is given, multiplied as a matrix and added to such: beyond float16 from
-            `exp(11.1)` on.
+        gram: 2 if a product of one value with itself made it, since then only scaled, negated and
+            added to such; 1 for elements of one, picked or summed.
+        bound: 1 if no element is far below 0, -1 if none is far above it: the square of a value, or
+            a value less the maximum of its row.
+        exponential: The `exp` of an unbounded value, since then only moved, masked, scaled by given
+            values, multiplied as a matrix and added to such: beyond float16 from `exp(11.1)` on.
         largest: A maximum of its elements, or the logarithm of a sum of them, made it, since then
-            only moved, chosen or added to: what is left of a value less this one ends at 0.
-        fallen: A cumulative sum of values that end at 0 made it, since then only moved: what is
-            left of a later element less an earlier one ends at 0.
+            only moved, chosen or added to: a value less this one is at most 0.
+        fallen: A cumulative sum of values of at most 0 made it, since then only moved: a later
+            element less an earlier one is at most 0.
         is_nan: A comparison of a value with itself made it: a test for NaN.
         same: Of an input of a body: inputs with one number hold the elements of one array; 0 for
             none.
-        angle: Integers were cast to it, or it was computed of such and of what is given, element by
-            element or by an outer product: positions times frequencies.
+        angle: A cast of integers, or a function of such and of given values, element by element or
+            by an outer product: positions times frequencies.
         whole: Numbers without a fraction: cast from integers or rounded to them, since then only
             moved, chosen, added up and multiplied with such.
+        saturated: A function with limits, such as a sigmoid or a tanh, made it.
+        fixed: It depends on no input.
+        averaged: A contraction made it, since then only scaled: 2 with a fixed operand, 1 with
+            others.
     """
 
     summed: bool = False
@@ -130,7 +132,7 @@ class Marks(NamedTuple):
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
-        """Returns what holds of one of several branches; what lowers a value, only if of all."""
+        """Returns the marks of any of several branches; marks that lower a value, of all."""
         found = zip(cls._fields, zip(*several, strict=True), strict=True)
         made = cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
         return made if len({m.bound for m in several}) == 1 else made._replace(bound=0)
@@ -160,7 +162,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     Args:
         jaxpr: An open jaxpr.
         inputs: The marks of its inputs.
-        memo: What is known already; who owns it keeps the jaxprs alive.
+        memo: A cache, whose owner keeps the jaxprs alive.
     """
     key = "marks", id(jaxpr), tuple(inputs)
     if key in memo:
@@ -234,17 +236,17 @@ def _returned(eqn: JaxprEqn, moved: Mapping[Any, Atom], memo: Memo) -> dict[Any,
 
 
 def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Any, Atom]) -> list[Marks]:
-    """Returns the marks of what a call or a loop is given, and which operands hold one array.
+    """Returns the marks of the operands of a call or a loop, and which of them alias one array.
 
-    In a `jit` of ``a @ b.T`` nothing else says that both are one: distances of a Gram matrix were
-    20 % off in bfloat16, and 0.6 % where they were written inline.
+    In a `jit` of ``a @ b.T`` only these marks show that both are one array: distances of a Gram
+    matrix were 20 % off in bfloat16, and 0.6 % when written inline.
 
     Args:
         eqn: The call or the loop.
-        marks: As `marks_of` returns them.
-        moved: As `moved_in` returns it.
+        marks: The result of `marks_of`.
+        moved: The result of `moved_in`.
     """
-    # Rows of an array are no rows of what is transposed.
+    # Rows of an array are no rows of its transpose.
     arrays = [_array(v, moved) if is_call(eqn) else v for v in eqn.invars]
     places: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
@@ -276,7 +278,7 @@ def adds(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
     """Returns the operands of a sum that belongs to chains, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
-    # What is given votes by itself; beside a bias of one example there is no second sum.
+    # A given value votes by itself; beside a bias of one example there is no second sum.
     summands = [i for i in full_size(eqn, made) if not made[i].given]
     return summands if len(summands) == 2 and not is_convolved([made[i] for i in summands]) else []
 
@@ -332,7 +334,7 @@ def _of_contraction(eqn: JaxprEqn, made: Sequence[Marks], moved: Mapping[Any, At
 
 
 def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
-    """Returns what is known of elements that are spread, added up, picked or moved; else None."""
+    """Returns the marks of elements that are spread, added up, picked or moved; else None."""
     name = eqn.primitive.name
     if name == "broadcast_in_dim" and not is_as_large(eqn.invars[0], eqn.outvars[0]):
         return m._replace(
@@ -450,7 +452,7 @@ def _signs(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
 def _averages(
     name: str, made: Sequence[Marks], scales: bool
 ) -> tuple[Sequence[Marks], Sequence[Marks]]:
-    """Returns the marks of what is joined or scaled, and of what is scaled alone."""
+    """Returns the marks of joined or scaled operands, and of scaled operands alone."""
     # Also a divisor that is computed, such as a count or a degree, leaves an average.
     scaled = made[:1] if name == "div" else made if scales else []
     return (made if name in _JOINS else scaled), scaled
@@ -490,7 +492,7 @@ def _is_counted(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:
 
 
 def _is_angle(operands: Sequence[Atom], made: Sequence[Marks]) -> bool:
-    """Whether floats are computed of integers, and of nothing but what is given."""
+    """Whether floats are a function of integers and given values alone."""
     pairs = zip(operands, made, strict=False)
     floats = [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
     return any([m.angle for m in floats]) and all([m.angle or m.given > 0 for m in floats])
@@ -520,7 +522,7 @@ def _squares(eqn: JaxprEqn, made: Sequence[Marks], is_given: Sequence[bool]) -> 
         return squares // 2
     if squares == 1:
         return 2 if _power(eqn, made) == 2 else 0
-    if name == "mul":  # not `y * std`: a deviation scales what is no distance
+    if name == "mul":  # not `y * std`: a deviation may scale other values than distances
         return squares if any(is_given) else 0
     if name == "div":
         return made[0].squares
@@ -550,7 +552,7 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         memo: As for `marks_of`.
     """
     inputs = [given[i] for i in body.operands]
-    # Of a carry that a condition reads the body says what it is.
+    # The body determines the marks of a carry in the condition.
     for i in body.carried:
         inputs[i] = inputs[i]._replace(summed=False, same=0) if body.carries else NONE
     if not body.carries:
@@ -563,7 +565,7 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
 
 
 def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
-    """Returns the marks of a loop's inputs, with what its iterations make of the carries."""
+    """Returns the marks of a loop's inputs, with those of the carries after an iteration."""
     jaxpr = body_of(body.jaxpr)
     while True:
         before, made = list(inputs), of(marks_of(jaxpr, inputs, memo), jaxpr.outvars)

@@ -1,8 +1,8 @@
-"""What the readers of a value need of it, in whatever dtype they run: one sweep, last to first.
+"""Needs: backward facts about the consumers of a value, in one sweep from the last equation.
 
-A need does not depend on dtypes: it is known before anything is decided, and enters and leaves a
-call, a checkpoint or a loop like any other reader. Each row of `ROWS` says who asks for a need, of
-which operands, and through what the need passes to what made them.
+A need does not depend on dtypes: it is known before the plan, and enters and leaves a call, a
+checkpoint or a loop like any other consumer. Each row of `ROWS` has the equations with a need, the
+operands concerned, and the primitives through which the need passes to producers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from .symbolic_sizes import at_least, element_count
 
 
 class Need(enum.IntFlag):
-    """What a value is read for.
+    """The kinds of consumers of a value.
 
     Attributes:
         POLE: A function that is infinite at some value, and multiplies an error near it.
@@ -95,10 +95,10 @@ _SUMS = having("sums")
 _SNAPS = having("snaps")
 _COMPARES = frozenset(("lt", "le", "gt", "ge"))
 _RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
-# Products, attention kernels, and what an inner autocast made of products.
+# Products, attention kernels, and products after an inner autocast.
 _LOWERED = _CONTRACTS | {"accumulate", "float8_dot"}
 _LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER_PRECISION_FP}
-# Elementwise operations that promote (quotients and powers do as their operands say), and moves.
+# Elementwise operations that promote (quotients and powers by their operands), and moves.
 _LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
 _LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
 _LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
@@ -118,15 +118,15 @@ _EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min
 
 
 class At(NamedTuple):
-    """An equation, and what is known of it when its rows are asked.
+    """An equation, and the facts for its rows.
 
     Args:
         eqn: The equation.
         made: The marks of its operands.
-        need: What its results are needed for.
+        need: The needs of its results.
         makers: The equation that makes a variable.
-        moved: As `moved_in` returns it.
-        images: As `images_in` returns them.
+        moved: The result of `moved_in`.
+        images: The result of `images_in`.
     """
 
     eqn: JaxprEqn
@@ -175,7 +175,7 @@ def cannot_pay(eqn: JaxprEqn) -> bool:
 
 
 def _neighbors(at: At) -> Sequence[Any]:
-    # `associative_scan` begins so. No equation says how many factors follow.
+    # The start of an `associative_scan`. The number of factors that follow is unknown.
     if at.eqn.primitive.name != "mul":
         return ()
     made = [None if isinstance(v, Literal) else at.makers.get(v) for v in at.eqn.invars]
@@ -219,7 +219,7 @@ def _chained(at: At) -> Sequence[Any]:
         return at.eqn.invars if at.need & Need.CHAINED and is_scaled else ()
     if not at.need & _OF_MATRICES:
         return ()
-    # The Gram matrix of what was rounded is one; `h @ p @ h.T` is not, where `h @ p` was rounded.
+    # The Gram matrix of a rounded value is one; `h @ p @ h.T` is not, if `h @ p` was rounded.
     a, b = [v if isinstance(v, Literal) else at.moved.get(v, v) for v in at.eqn.invars[:2]]
     return () if a is b else at.eqn.invars[:2]
 
@@ -262,16 +262,16 @@ def _nowhere(eqn: JaxprEqn) -> bool:
 
 
 class Row(NamedTuple):
-    """Who asks for a need of which operands, and through which primitives it passes.
+    """The equations with a need, the operands concerned, and the primitives that pass it on.
 
     Args:
         need: The need.
-        primitives: Whose equations are looked at.
+        primitives: The primitives of the equations with the need.
         operands: From such an equation to the operands that have the need.
         through: The primitives through which it passes, from their results to their operands.
-        why: What went wrong without it.
-        raises: The primitives that are asked for float32 where their result has the need.
-        reader: Who asks them, in words.
+        why: The error without it.
+        raises: The primitives that are raised to float32 if their result has the need.
+        reader: The consumer, in words for reports.
         stops: Whether it ends at an equation, although `through` names its primitive.
     """
 
@@ -379,7 +379,7 @@ for _row in ROWS:
         _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
     for _name in _row.raises:
         RAISED[_name] = RAISED.get(_name, NOTHING) | _row.need
-# What is moved and then summed, or returned, is read by a sum, or returned.
+# The consumer of a moved value is the consumer after the move.
 for _name in _MOVES:
     _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS
 _STOPPED = [row for row in ROWS if row.stops is not _nowhere]
@@ -388,12 +388,12 @@ Needs: TypeAlias = Mapping[Any, Need]
 
 
 def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence[Any]) -> Needs:
-    """Returns what each variable of a jaxpr is needed for.
+    """Returns the needs of each variable of a jaxpr.
 
     Args:
         jaxpr: An open jaxpr.
-        outputs: What its outputs are needed for.
-        memo: What is known already; who owns it keeps the jaxprs alive.
+        outputs: The needs of its outputs.
+        memo: A cache, whose owner keeps the jaxprs alive.
         inputs: The marks of its inputs.
     """
     key = "needs", id(jaxpr), tuple(outputs), tuple(inputs)
@@ -448,12 +448,12 @@ def promoted_by_rules(policy: Policy) -> frozenset[str]:
 
 
 class ReadIn(NamedTuple):
-    """What is needed in a body.
+    """The needs in a body.
 
     Args:
         body: The body.
-        returned: What its outputs are needed for, outside and by the next iteration.
-        within: What each of its variables is needed for.
+        returned: The needs of its outputs, outside and in the next iteration.
+        within: The needs of each of its variables.
     """
 
     body: Body
@@ -464,14 +464,14 @@ class ReadIn(NamedTuple):
 def needs_in_bodies(
     eqn: JaxprEqn, of_results: Sequence[Need], memo: Memo, given: Sequence[Marks]
 ) -> list[ReadIn]:
-    """Returns what is needed in each body of a call, a branch or a loop.
+    """Returns the needs in each body of a call, a branch or a loop.
 
-    What an iteration of a loop returns is read by the next one, and by the condition: a sigmoid
-    that the next step ranks was rounded in this one, and 19 of 20 choices were wrong.
+    The consumers of an iteration's outputs are in the next iteration and in the condition: a
+    sigmoid that the next step ranks was rounded, and 19 of 20 choices were wrong.
 
     Args:
         eqn: The equation.
-        of_results: What its results are needed for.
+        of_results: The needs of its results.
         memo: As for `needs_of`.
         given: The marks of its operands.
     """
@@ -494,12 +494,12 @@ def needs_in_bodies(
 
 
 def read_by_the_next(body: Body, reads: Mapping[int, Need]) -> Mapping[int, Need]:
-    """Returns what the next iteration needs outputs of a loop's body for, and its condition."""
+    """Returns the needs of a loop body's outputs in the next iteration and in the condition."""
     return {k: reads.get(body.operands[i], NOTHING) for i, k in body.carries}
 
 
 def reads_of(found: Sequence[ReadIn]) -> Mapping[int, Need]:
-    """Returns what the bodies of an equation need its operands for, by their positions."""
+    """Returns the needs of an equation's operands in its bodies, by their positions."""
     reads: dict[int, Need] = {}
     for body, _, within in found:
         for i, v in zip(body.operands, body_of(body.jaxpr).invars, strict=True):

@@ -36,8 +36,8 @@ class Planner:
 
     Args:
         policy: The policy of the program.
-        all_paths: Each plan knows its full path of scopes, also where the policy looks at none.
-            A layer that stands at 96 paths is then planned 96 times.
+        all_paths: Each plan knows its full path of scopes, even if no pattern of the policy matches
+            names. A layer at 96 paths is then planned 96 times.
         default_precision: As for `Region`.
     """
 
@@ -65,12 +65,12 @@ class Planner:
         self.prepare: Preparation = Preparation(self.regions)
         options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
-        # A function may say something else at each call, another room looks at whole programs.
+        # A function may decide otherwise at each call, and an extension sees whole programs.
         self.key: Hashable = None if self._rule_functions or self._products else options
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
-        """The scopes of what was planned, as far as the policy looks at them."""
+        """The scopes of the plans so far that the policy's patterns can match."""
         return self.regions.scopes
 
     def plan_program(
@@ -80,8 +80,8 @@ class Planner:
 
         Args:
             jaxpr: The closed jaxpr, prepared by `prepare`.
-            inputs: What is known of each input.
-            wants: What is asked of each output.
+            inputs: The state of each input.
+            wants: The request for each output.
 
         Returns:
             The plan.
@@ -101,15 +101,15 @@ class Planner:
 
         Args:
             jaxpr: An open or closed jaxpr.
-            inputs: What is known of each input.
-            wants: What is asked of each output.
+            inputs: The state of each input.
+            wants: The request for each output.
             path: The enclosing scopes.
 
         Returns:
             The plan.
         """
-        # JAX gives the layers of a model one jaxpr when their types agree; so do we with its plan,
-        # as long as what is known of the inputs, and asked of the outputs, agrees too.
+        # JAX gives the layers of a model one jaxpr if their types agree. They share one plan if the
+        # states of the inputs and the requests for the outputs agree, too.
         question = tuple(inputs), tuple(wants), path
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
@@ -155,7 +155,7 @@ class Planner:
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
-            # What is no float may be no array either, and have no dtype.
+            # A value that is no float may be no array either, and have no dtype.
             and all(s.dtype is None or s.dtype == aval_of(v).dtype for v, s in given.items())
         )
         return Plan(
@@ -173,13 +173,13 @@ class Planner:
         )
 
     def region_at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
-        """Returns the precision in force where an equation stands."""
+        """Returns the precision in force at an equation."""
         return self.regions.at(path, eqn)
 
     def plan_at(self, at: Place) -> EquationPlan:
-        """Plans an equation where it stands; those that look alike share one plan.
+        """Plans an equation in its context; those that look alike share one plan.
 
-        A program of many equations has few kinds of them. With a plan each, planning took time that
+        A program of many equations has few kinds of them. With a plan each, the time of planning
         grew faster than the program: Python's garbage collector visited the plans again and again.
         """
         if (rule := planning_rule(at.name)) is not None:

@@ -38,7 +38,7 @@ class Reads:
     first_full: str = ""
 
     def as_want(self, needs: int) -> Want:
-        """Returns what these readers say to the equation that makes the value."""
+        """Returns the request of these consumers to the producer of the value."""
         fulls = min(self.fulls, 2)
         return Want(None, self.demand, needs, fulls, self.first, self.first_full, is_known=True)
 
@@ -51,8 +51,8 @@ class Readers:
 
     Args:
         jaxpr: The open jaxpr.
-        wants: What is asked of each output.
-        needs: What each value is needed for.
+        wants: The request for each output.
+        needs: The needs of each value.
     """
 
     def __init__(self, jaxpr: Jaxpr, wants: Sequence[Want], needs: Needs) -> None:
@@ -67,7 +67,7 @@ class Readers:
             elif want.is_known or want.demand:
                 self._read(v, want.demand, want.reader, want.first_full, want.fulls)
             else:
-                # Whoever reads it outside is not known yet: no reason to change it.
+                # The consumers outside are not known yet: no reason to change it.
                 self._read(v, Demand.LOW | Demand.FULL, "")
         self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 
@@ -93,7 +93,7 @@ class Readers:
         return tuple([r.demand for r in found]), tuple([min(r.fulls, 2) for r in found])
 
     def widened(self) -> frozenset[Any]:
-        """Returns the outputs that an equation reads in float32, beside who reads them outside."""
+        """Returns the outputs that an equation reads in float32, besides consumers outside."""
         return frozenset([v for v, n in self._outside.items() if self._reads[v].fulls > n])
 
     def add(
@@ -107,8 +107,8 @@ class Readers:
             for i, count in zip(body.operands, inner.fulls, strict=True):
                 fulls[i] = fulls.get(i, 0) + count
         if request is None and not plan.demands and self._passes_on(eqn, plan):
-            # What is only returned in float32 has no reader, and so has what it is moved from. Of
-            # what is sorted in 16 bits nobody shares a cast.
+            # A mere float32 output has no consumer, and neither does its source before a move. No
+            # other consumer shares the cast of a value that is sorted in 16 bits.
             read = name in _FUSES and any([self.of(v).fulls for v in eqn.outvars])
             fulls = dict.fromkeys(range(len(eqn.invars)), int(read))
         for i, (v, demand) in enumerate(zip(eqn.invars, demands, strict=True)):
@@ -122,8 +122,8 @@ class Readers:
         demand = self._demand(eqn, plan, request)
         if demand:
             return (demand,) * len(eqn.invars)
-        # What it ranks in float32 is not rounded for a product beside it: before a call, that cast
-        # would be the operand. It asks for no float32 that is not there.
+        # A float32 value that it ranks is not rounded for a product beside it: before a call, that
+        # cast would be the operand. It does not raise a 16-bit value.
         return [
             Demand.of(dtype) & Demand.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
@@ -136,22 +136,23 @@ class Readers:
     ) -> Demand:
         """Returns in which dtype an equation reads its operands; NONE where either will do."""
         name, code = eqn.primitive.name, plan.reason.code
-        # A contraction reads 16 bits also where it returns its float32 accumulator.
+        # A contraction with a float32 accumulator as its result reads 16 bits, too.
         if name in _CONTRACTS and code in _LOW_CONTRACTION:
             return Demand.LOW
-        # It will run in the dtype that is asked of it, and read its operands in that dtype.
+        # It will run in the requested dtype, and read its operands in that dtype.
         if request is not None:
             return next(want.demand for want in request if want.demand)
         if all([state.dtype is None for state in plan.results]):
             # A comparison or an index: exact enough in either dtype, unless it ranks.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Demand.FULL if kept else Demand.NONE
-        # What is computed in float32 and rounded once, here or by the program, reads float32.
+        # An equation that is computed in float32 and rounded once, here or by the program, reads
+        # float32.
         if self._is_full(plan) or any(plan.casts) or self._reads_full(plan):
             return Demand.FULL
         if not self._passes_on(eqn, plan):
             return Demand.LOW
-        # A move for who does not mind is not minded itself.
+        # If no consumer of a move cares about its dtype, neither does the move.
         through = Demand.NONE
         for out in eqn.outvars:
             through |= self.of(out).demand

@@ -31,7 +31,7 @@ class ReasonCode(enum.Enum):
     LOG_GUARD = "LOG_GUARD"  # its distance to 1, or its logarithm, counts
     DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
-    NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype where 8 bits were asked for
+    NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype although a rule has 8 bits
     EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
     ACCUMULATOR = "ACCUMULATOR"  # it is added to again and again
     CARRY = "CARRY"  # a loop carry keeps its declared dtype

@@ -1,11 +1,11 @@
-"""What the readers of a value ask of its maker: a sweep from the last equation to the first.
+"""Requests of consumers to the producer of a value: a sweep from the last equation to the first.
 
 Example: ``exp(x - max(x))`` in float32 reads a difference. The difference of two 16-bit values
 would be computed in 16 bits, and its error multiplies the result of ``exp``; so the difference is
-asked for in float32, which costs a cast that XLA fuses.
+requested in float32, which costs a cast that XLA fuses.
 
-An equation is asked once, by the first of `ASKS` that asks, unless one of `REFUSES` refuses. A call
-is told how each result is read, and decides inside.
+An equation gets one request, from the first of `ASKS` with one, unless one of `REFUSES` refuses. A
+call gets the requests for all its results, and its body is planned for them.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _NO_WISH = Want()
 
 
 class Maker(NamedTuple):
-    """An equation that may be asked.
+    """A producer that may get a request.
 
     Args:
-        at: The equation where it stands; it has no jaxpr inside.
+        at: The equation in its context; it has no bodies.
         plan: Its plan so far.
         reads: How its first result is read.
     """
@@ -54,7 +54,7 @@ class Maker(NamedTuple):
 
     @property
     def need(self) -> Need:
-        """What its first result is needed for."""
+        """The needs of its first result."""
         return self.at.need
 
     @property
@@ -69,15 +69,15 @@ class Maker(NamedTuple):
         return is_16_bit(self.plan.results[0].dtype)
 
     def asks(self, demand: Demand, reader: str) -> Want:
-        """Returns what is asked of it."""
+        """Returns a request for the equation."""
         return Want(None, demand, int(self.need), 0, reader)
 
 
-# --- who asks, in this order ----------------------------------------------------------------
+# --- requests, in this order ----------------------------------------------------------------
 
 
 def _by_need(it: Maker) -> Want | None:
-    """What its readers need in float32, however they read it: who is raised for a need."""
+    """A producer is raised for a need of its consumers, in any dtype of theirs."""
     if not it.is_low:
         return None
     needed = it.need & RAISED.get(it.name, NOTHING)
@@ -86,7 +86,7 @@ def _by_need(it: Maker) -> Want | None:
 
 
 def _all_readers(it: Maker) -> Want | None:
-    """What all readers read in the other dtype: float32 costs nothing, and 16 bits move less.
+    """All consumers read it in the other dtype: float32 costs nothing, and 16 bits move less.
 
     A consumer that only moves data is no reason to raise a value between products: the residual
     stream of a ViT took over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
@@ -102,15 +102,15 @@ def _all_readers(it: Maker) -> Want | None:
 
 
 def _one_full_reader(it: Maker) -> Want | None:
-    """What loses digits for one of its readers is computed in float32 once, and cast for others.
+    """A value with a consumer that loses digits is computed in float32, and cast for the others.
 
-    `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 where the difference is
-    rounded. So is a tanh whose ``log(1 - y * y)`` a loss reads, and the next layer ``y``: the loss
-    was 22 % off in bfloat16. A sum with a source may be larger than what it is added to.
+    `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 if the difference is rounded.
+    So is a tanh with ``log(1 - y * y)`` in a loss, and ``y`` in the next layer: the loss was 22 %
+    off in bfloat16. A sum with a source may be larger than its other summand.
     """
     loses = it.name == "sub" and bool(it.need & Need.POLE)
     loses |= it.name in _SATURATES and bool(it.need & LOST)
-    # At level "compute" no source raises what it is added to, as with `dtype=` by hand.
+    # At level "compute" no source raises its sum, as with `dtype=` by hand.
     loses |= it.name in _SUMS and not it.at.policy.data_abstains and _adds_a_source(it)
     if loses and it.reads.first_full and it.reads.demand is not Demand.FULL:
         return it.asks(Demand.FULL, it.reads.first_full)
@@ -179,15 +179,15 @@ def _is_only_an_index(it: Maker, want: Want) -> bool:
 
 
 def _cannot_follow(it: Maker, want: Want) -> bool:
-    """What a rule, a scope or the user made so, and what is not cheap: a cast costs less."""
+    """Dtypes from a rule, a scope or the user stay, and so do ops that cost more than a cast."""
     code = it.plan.reason.code
     if want.demand is Demand.LOW:
-        # Of two computed operands each would need a cast, where the result needs one; a row of a
-        # buffer is smaller than the buffer.
+        # Two computed operands would each need a cast, the result needs one; a row of a buffer is
+        # smaller than the buffer.
         clears = it.name in _CLEARS and not (it.name in _MOVES and _shrinks(it.at.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
-    # Only what was 16 bits by vote is raised, never what a rule, a scope or the user made so; and
-    # only what is cheap: a float32 `sin` for a float32 reader costs more than a cast.
+    # Only 16 bits by vote are raised, never those of a rule, a scope or the user; and only cheap
+    # ops: a float32 `sin` for a float32 consumer costs more than a cast.
     saturates = it.name in _SATURATES and it.need & LOST
     # A product of vectors, which no guard looks at.
     saturates |= it.name in _CONTRACTS and it.need & OF_PRODUCTS
@@ -216,11 +216,11 @@ Requests = Mapping[int, tuple[Want, ...]]
 
 
 class Found(NamedTuple):
-    """What a sweep found.
+    """The result of a sweep.
 
     Args:
-        requests: For the index of an equation, what is asked of each of its results.
-        shared: For the index of an equation that holds jaxprs, the operands that others read in
+        requests: For the index of an equation, the requests for its results.
+        shared: For the index of an equation with bodies, the operands that other consumers read in
             float32, too.
         demands: How the equations, if they follow, read each input of the jaxpr.
         fulls: How many of them read it in float32, counted up to two.
@@ -244,18 +244,18 @@ def find_requests(
     replanned: Callable[[int, tuple[Want, ...]], EquationPlan | None],
     needs: Needs,
 ) -> Found:
-    """Finds the equations that should run in the dtype in which their readers read.
+    """Finds the equations that should run in the dtype of their consumers.
 
     Args:
         jaxpr: The open jaxpr.
-        places: Each equation where it stands.
+        places: Each equation in its context.
         equations: The plan of each equation.
-        states: What is known of each value.
-        wants: What is asked of each output.
-        already: What earlier sweeps found: no equation is asked twice.
-        replanned: From the index of a call, and what is asked of its results, to its plan; None
-            where it was planned for that.
-        needs: What each value is needed for.
+        states: The state of each value.
+        wants: The request for each output.
+        already: The requests of earlier sweeps: no equation gets two.
+        replanned: From the index of a call, and the requests for its results, to its plan; None if
+            it was planned for them.
+        needs: The needs of each value.
     """
     requests: dict[int, tuple[Want, ...]] = {}
     readers = Readers(jaxpr, wants, needs)
@@ -296,16 +296,16 @@ def _find_shared(
     asked: Requests,
     readers: Readers,
 ) -> tuple[dict[int, tuple[Want, ...]], dict[int, frozenset[int]]]:
-    """Finds what stands between one cast of a 16-bit value and its float32 readers.
+    """Finds the equations between a shared cast of a 16-bit value and its float32 consumers.
 
-    Rounding commutes with ``neg``, ``max`` or a transpose: where float32 is read behind one, the
-    cast may stand before it or behind it. Behind it, the cotangent is rounded by itself, before it
-    is added to those of the other readers. In ``max(z, 0) - z * y + log1p(exp(-abs(z)))`` three of
-    them nearly cancel where a model is right: their sum is its error, ``sigmoid(z) - y``. In
-    bfloat16 the gradient was 16 % off for labels that are 0.01 off, and 4 % for a contrastive loss,
-    which reads logits and their transpose. By hand, and in PyTorch, logits are cast once, before
-    the loss. What has one float32 reader stays: masked scores, or an activation before a norm,
-    which the backward pass would keep in float32.
+    Rounding commutes with ``neg``, ``max`` or a transpose, so that the cast may come before or
+    after them. After them, the cotangent is rounded by itself, before it is added to those of the
+    other consumers. In ``max(z, 0) - z * y + log1p(exp(-abs(z)))`` three cotangents nearly cancel
+    if a model is right: their sum is its error, ``sigmoid(z) - y``. In bfloat16 the gradient was
+    16 % off for labels that are 0.01 off, and 4 % for a contrastive loss, which reads logits and
+    their transpose. By hand, and in PyTorch, logits are cast once, before the loss. A value with
+    one float32 consumer stays: masked scores, or an activation before a norm, which would become a
+    float32 residual.
     """
     found: dict[int, tuple[Want, ...]] = {}
     shared: dict[int, frozenset[int]] = {}

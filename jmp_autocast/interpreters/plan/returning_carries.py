@@ -62,7 +62,7 @@ def residual_streams(
 
 
 class _Origins(NamedTuple):
-    """The inputs of a body that reach a value: through what is cheap, and through a layer."""
+    """The inputs of a body that reach a value through cheap equations, and through a layer."""
 
     cheap: frozenset[int] = frozenset()
     layered: frozenset[int] = frozenset()

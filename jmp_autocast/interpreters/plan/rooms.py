@@ -1,7 +1,7 @@
-"""Products in few bits, which another room plans.
+"""Products in few bits, which an extension plans.
 
-The room registers itself; nothing here, in `plan` or in `rewrite` imports it. What it emits is an
-`Emit` action, of products with copies of the operands.
+The extension registers itself; nothing in `plan` or `rewrite` imports it. Its action is an `Emit`
+of products with copies of the operands.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ class Products(Protocol):
         ...
 
     def in_scope(self, name: str) -> PlansProduct | None:
-        """Returns what plans a product in a region, None where the compute dtype holds.
+        """Returns the planning function of products in a region, None for the compute dtype.
 
         Args:
-            name: What the policy says of the scope, "" where it says nothing.
+            name: The policy's choice for the scope, "" without one.
         """
         ...
 
@@ -40,11 +40,11 @@ _PRODUCTS: list[Callable[[Policy], Products | None]] = []
 
 
 def plans_products(room: Callable[[Policy], Products | None]) -> None:
-    """Registers what a room makes of a policy: None where the policy asks nothing of it."""
+    """Registers an extension: a function of a policy, None if the policy does not use it."""
     _PRODUCTS.append(room)
 
 
 def products_of(policy: Policy) -> Products | None:
-    """Returns what plans products under a policy, None where the compute dtype holds for all."""
+    """Returns the planner of products under a policy, None if all are in the compute dtype."""
     found = (room(policy) for room in _PRODUCTS)
     return next((products for products in found if products is not None), None)

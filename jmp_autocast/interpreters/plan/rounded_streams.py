@@ -1,9 +1,9 @@
-"""A float32 sum of activations that were 16 bits before is rounded, and that once.
+"""A float32 sum of activations that were 16 bits before is rounded, but only once.
 
-A norm behind a convolution computes in float32 what has lost 2**-9 in the convolution. With
-``dtype=`` by hand, and as a batch norm of PyTorch, it returns 16 bits, and so does the sum of a
-residual network, which its readers and the backward pass keep. Here the sum is computed in float32
-and rounded once.
+A norm after a convolution computes in float32 on values that have lost 2**-9 in the convolution.
+With ``dtype=`` by hand, and in PyTorch's batch norm, its result is 16 bits, and so is the sum of a
+residual network, which is a residual of the backward pass. Here the sum is computed in float32 and
+rounded once.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def rounded_stream(at: Place, plan: EquationPlan) -> EquationPlan:
 def _promotes_computed(at: Place, plan: EquationPlan) -> bool:
     """Whether computed operands alone make an equation float32, as in PyTorch.
 
-    What PyTorch computes in float32 (an exponential), what a guard keeps there (``h + 10000``), and
-    what a position or another source is added to, has digits of its own. At level
-    "compute" none of this counts, as with ``dtype=`` by hand.
+    Ops that PyTorch computes in float32 (an exponential), results of guards (``h + 10000``), and
+    sums with a position or another source have digits of their own. At level "compute" none of this
+    counts, as with ``dtype=`` by hand.
     """
     if plan.reason.code is not ReasonCode.PROMOTE_FULL:
         return False
@@ -81,7 +81,7 @@ def _was_rounded(at: Place, plan: EquationPlan) -> bool:
 
 
 def _is_sum(at: Place, plan: EquationPlan) -> bool:
-    """Whether an equation adds computed values of its own size, and nobody asked for float32."""
+    """Whether an equation adds computed values of its own size, without a request for float32."""
     if at.name not in _SUMS or plan.reason.code is not ReasonCode.PROMOTE_FULL:
         return False
     shape = aval_of(at.eqn.outvars[0]).shape

@@ -1,7 +1,7 @@
-"""Plans of equations that hold jaxprs: what goes in, and in which dtypes it comes out.
+"""Plans of equations with bodies: the dtypes of operands and results.
 
-Loops have a file of their own, `loops.py`. A higher-order primitive that `structure.py` describes
-and that has no rule of its own is planned by `plan_described`.
+Loops have a file of their own, `loops.py`. A higher-order primitive in `structure.py` without a
+rule of its own is planned by `plan_described`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from .reasons import Reason, ReasonCode
 
 
 class PlansBodies(Protocol):
-    """What a planning rule needs of the planner.
+    """The planner's interface for planning rules.
 
     Attributes:
         policy: The policy of the program.
-        memo: What is known of its jaxprs, whatever their dtypes.
+        memo: The facts about its jaxprs that do not depend on dtypes.
     """
 
     policy: Policy
@@ -61,9 +61,9 @@ INSIDE = Reason(ReasonCode.STRUCTURAL)
 
 
 def plans(*names: str) -> Callable[[PlanningRule], PlanningRule]:
-    """Registers the function that plans a primitive whose plan no cast policy says.
+    """Registers the function that plans a primitive without a cast policy.
 
-    It gets the planner, and the equation where it stands, with something asked of each result.
+    It gets the planner, and the equation in its context with a request for each result.
     """
 
     def register(function: PlanningRule) -> PlanningRule:
@@ -83,7 +83,7 @@ def plan_structural(rule: PlanningRule, planner: PlansBodies, at: Place) -> Equa
     """Plans an equation by its rule, unless an inner autocast, or the user, has dealt with it."""
     if at.region.governed:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
-    # A rule may replace a call as a whole; what is inside is then never planned.
+    # A rule may replace a call as a whole; its body is then never planned.
     emission = _emission(at)
     if emission is not None:
         return emission
@@ -153,12 +153,12 @@ def _calls(has_rule: bool) -> list[str]:
 def _with_casts(
     planner: PlansBodies, at: Place, inner: Plan, operands: Sequence[np.dtype | None]
 ) -> tuple[Plan, list[np.dtype | None]]:
-    """Returns the plan of the body with what it reads, and all casts that are made before a call.
+    """Returns the plan of the body after the casts before a call, and all these casts.
 
     Args:
         planner: Plans the body.
         at: The call.
-        inner: The plan of its body as if nothing were cast, which says what the body reads.
+        inner: The plan of its body without casts, with the dtypes that the body reads.
         operands: The casts to 16 bits.
     """
     casts = [low or full for low, full in zip(operands, read_full(inner, at), strict=True)]
@@ -170,7 +170,7 @@ def _with_casts(
 
 @plans(*_calls(has_rule=False))
 def _call(planner: PlansBodies, at: Place) -> EquationPlan:
-    """A call is planned as if its body stood there, and what it reads low is cast before it."""
+    """A call is planned as if it were inlined, with casts of its 16-bit operands before it."""
     (body,), path = bodies(at.eqn), at.region.names
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
     inner, operands = _with_casts(planner, at, inner, read_low(inner, at))
@@ -188,8 +188,8 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
     # The rule's own products are in the compute dtype, so that those of the function are, too.
     at = at._replace(given=untagged(at.given))
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
-    # The user's rule is a stranger: it keeps what it is given for the backward pass. A float32
-    # weight would be kept beside its 16-bit copy.
+    # The user's rule is opaque: it keeps its operands for the backward pass. A float32 weight would
+    # be kept beside its 16-bit copy.
     inner, operands = _with_casts(planner, at, inner, read_low(inner, at, (None, *Source)))
     return _around(at, inner, operands)
 
@@ -204,10 +204,10 @@ def _custom_batching(planner: PlansBodies, at: Place) -> EquationPlan:
 
 @plans("shard_map")
 def _device_map(planner: PlansBodies, at: Place) -> EquationPlan:
-    """What the body reads in 16 bits alone is cast before, and sent to the devices so.
+    """Operands that the body reads in 16 bits only are cast before the transfer to devices.
 
-    Of a source they get a copy beside it: its gradient comes back in float32. With
-    ``level="by_hand"`` they get the copy alone, and the gradient comes back as it is.
+    A source is sent beside its copy, and its gradient is float32. With ``level="by_hand"`` the copy
+    alone is sent, and the gradient has its dtype.
     """
     (body,) = bodies(at.eqn)
     inner = planner.plan(body.jaxpr, at.given, at.wants, at.region.names)
@@ -217,11 +217,11 @@ def _device_map(planner: PlansBodies, at: Place) -> EquationPlan:
 
 
 def untagged(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
-    """Returns what is known of operands where another room has no say."""
+    """Returns the states of operands without the data of extensions."""
     return tuple(dataclasses.replace(s, tag=None) if s.tag is not None else s for s in states)
 
 
-# --- branches, and what has no rule of its own ----------------------------------------------
+# --- branches, and primitives without a rule of their own -----------------------------------
 
 
 def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
@@ -293,7 +293,7 @@ def full_if_float(at: Place) -> list[Demand]:
 def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
     """A source behind a barrier stays one: it has no vote, and its gradients add in float32."""
     action = BIND if any(as_declared(at.eqn.invars, at.given)) else KEEP
-    # Where JAX gives a ref no result (0.12 does not), what is behind the barrier is the ref itself.
+    # If JAX gives a ref no result (0.12 does not), consumers after the barrier read the ref itself.
     results, returned = at.given, at.eqn.outvars
     if len(returned) < len(results):
         pairs = zip(results, at.eqn.invars, strict=True)
@@ -303,14 +303,14 @@ def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
 
 @plans("source_view", "accumulate", "pick")
 def as_made(planner: PlansBodies, at: Place) -> EquationPlan:
-    """What an inner autocast made is bound as it made it."""
+    """The equations of an inner autocast are bound unchanged."""
     return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))
 
 
 def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
-    """Returns what is known of results that stack what each iteration returns.
+    """Returns the states of stacked outputs of an iteration.
 
-    It is what is known of each slice, but for what belongs to the iteration.
+    Same facts as for one slice, minus per-iteration ones.
     """
     return tuple(
         [dataclasses.replace(s, loop_invariant=False, tag=None, marks=NONE) for s in states]
@@ -318,5 +318,5 @@ def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
 
 
 def loop_invariants(states: Sequence[ValueState]) -> list[ValueState]:
-    """Returns what is known of the constants of a loop, inside of it."""
+    """Returns the states of the constants of a loop, inside the loop."""
     return [dataclasses.replace(s, loop_invariant=True) if s.source else s for s in states]

@@ -1,9 +1,9 @@
-"""Forward and backward over one jaxpr, until no reader asks for more.
+"""Forward and backward over one jaxpr, until there are no more requests: a fixed point.
 
-Forward, each equation gets the dtypes that its policy and its operands say. Backward, the readers
-of each value say in which dtype they read it (`requests`); what is asked is planned again. A call
-is planned again in the backward sweep itself, as soon as it is known how its results are read, so
-that it asks its operands for what its body would ask inline.
+Forward, each equation gets dtypes from its policy and its operands. Backward, the dtypes of the
+consumers of each value become requests (`requests`); requested equations are planned again. A call
+is planned again in the backward sweep itself, as soon as the consumers of its results are known,
+so that its requests for its operands are those that its inlined body would have.
 """
 
 from __future__ import annotations
@@ -22,32 +22,32 @@ from .needs import NOTHING, Need, needs_of
 from .requests import find_requests
 from .value_facts import literal_state
 
-# How often a call is asked. Inline, its equations may be asked in as many sweeps.
+# How often a call is planned again. Inlined equations may be planned again in as many sweeps.
 _MOST = 4
 
 
 class PlansEquations(Protocol):
-    """What the sweeps need of the planner.
+    """The planner's interface for the sweeps.
 
     Attributes:
         policy: The policy of the program.
-        memo: What is known of its jaxprs, whatever their dtypes.
+        memo: The facts about its jaxprs that do not depend on dtypes.
     """
 
     policy: Policy
     memo: Memo
 
     def region_at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
-        """Returns the precision in force where an equation stands."""
+        """Returns the precision in force at an equation."""
         ...
 
     def plan_at(self, at: Place) -> EquationPlan:
-        """Plans an equation where it stands."""
+        """Plans an equation in its context."""
         ...
 
 
 class Swept(NamedTuple):
-    """What the sweeps found: see `Plan`."""
+    """The result of the sweeps: see `Plan`."""
 
     equations: list[EquationPlan]
     states: Mapping[Any, ValueState]
@@ -62,8 +62,8 @@ class Sweeps:
     Args:
         jaxpr: The open jaxpr.
         path: The enclosing scopes.
-        given: What is known of each constant and input.
-        wants: What is asked of each output.
+        given: The state of each constant and input.
+        wants: The request for each output.
         planner: Plans the equations.
     """
 
@@ -86,15 +86,15 @@ class Sweeps:
         self._equations: list[EquationPlan] = []
         self._results: list[tuple[ValueState, ...]] = []  # of the last forward sweep
         self._requests: dict[int, tuple[Want, ...]] = {}
-        self._told: dict[int, list[tuple[Want, ...]]] = {}  # what a call was asked each time
-        self._shared: dict[int, frozenset[int]] = {}  # operands of it that others widen
+        self._told: dict[int, list[tuple[Want, ...]]] = {}  # the requests to a call, each time
+        self._shared: dict[int, frozenset[int]] = {}  # its operands that other consumers widen
         self._moved: set[int] = set()  # calls with other results than in the last forward sweep
 
     def run(self) -> Swept:
-        """Returns what is planned when nobody asks for more.
+        """Returns the plans at the fixed point.
 
-        This ends: a sweep asks only equations that were not asked before, and each call four times
-        at most. Of 4,669 plans of 900 random programs 15 took three sweeps.
+        This ends: a sweep requests only equations without an earlier request, and each call at most
+        four times. Among 4,669 plans of 900 random programs, 15 took three sweeps.
         """
         # Without requests at first: most programs need one sweep.
         self._forward()
@@ -121,13 +121,13 @@ class Sweeps:
             self._forward(more)
 
     def _forward(self, more: Collection[int] = ()) -> None:
-        """Plans the equations in program order, given what the readers of some ask for.
+        """Plans the equations in program order, given the requests of the last sweep.
 
-        The plan of an equation follows from its operands and from what is asked of it: where
-        neither differs from the sweep before, the plan is that one.
+        The plan of an equation follows from its operands and the request to it: if neither has
+        changed since the sweep before, the plan is kept.
         """
         is_first, equations = not self._places, []
-        changed: set[Any] = set()  # of which something else was known in the sweep before
+        changed: set[Any] = set()  # values with another state than in the sweep before
         for i, eqn in enumerate(self._jaxpr.eqns):
             is_new = is_first or i in more
             if not is_new and (not changed or changed.isdisjoint(variables_in(eqn.invars))):
@@ -147,7 +147,7 @@ class Sweeps:
         self._results = [plan.results for plan in equations]
 
     def _place(self, i: int, eqn: JaxprEqn) -> Place:
-        """Returns an equation where it stands, with all that is known of its operands."""
+        """Returns an equation in its context, with the facts about its operands."""
         planner = self._planner
         operands = [
             literal_state(v) if isinstance(v, Literal) else self._states[v] for v in eqn.invars
@@ -176,10 +176,10 @@ class Sweeps:
         return Place(*given, *force, wants, made, need, accumulating)
 
     def _replanned(self, i: int, asked: tuple[Want, ...]) -> EquationPlan | None:
-        """Plans a call anew, for what is asked of its results.
+        """Plans a call again, for the requests to its results.
 
         Returns:
-            The plan; None where the call was planned for these readers, or was asked too often.
+            The plan; None if the call was planned for these consumers, or has reached its limit.
         """
         told = self._told.setdefault(i, [])
         if len(told) >= _MOST or (told and told[-1] == asked):

@@ -21,14 +21,13 @@ _OURS = mark(CAST)
 def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     """A cast of the program is done as written.
 
-    What it makes of a bool or a small integer is a constant, of other integers data with the bound
-    of its integers.
+    A cast bool or small integer is a constant; other integers become data with their bound.
     """
     given, eqn = at.given, at.eqn
     (state,), (var,) = given, eqn.invars
     is_back = aval_of(eqn.outvars[0]).dtype == FLOAT32
     if is_back and at.region.names and at.region.names[-1] == _OURS:
-        # Behind a kernel: the value stays what it is.
+        # After a kernel: the value keeps its dtype.
         no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
         return EquationPlan(Cast(), given, (None,), (state,), no_cast)
     source, target = at.declared(var), at.declared(eqn.outvars[0])
@@ -47,13 +46,13 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:
-        # float64 and complex numbers have the digits of float32, which a cast to them asks for.
+        # float64 and complex numbers have the digits of float32: a cast to them requests float32.
         made = aval_of(eqn.outvars[0]).dtype
         is_wider = jnp.issubdtype(made, jnp.inexact) and made.itemsize > FLOAT32.itemsize
         demands = (Demand.FULL,) if is_wider else ()
         return EquationPlan(action, given, (None,), (ValueState(None),), cast, demands=demands)
     if source == target:
-        # Only the weak type changes: the value stays what it is.
+        # Only the weak type changes: the value keeps its dtype.
         if state.source is not None:
             reason = Reason(ReasonCode.SOURCE, "no cast", (0,))
             return EquationPlan(Move(as_declared), given, (None,), (state,), reason)
@@ -64,7 +63,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     else:
         bound = state.integer_bound
         result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
-    # The cast asks for the dtype it casts to: what feeds a cast to float32 is raised rather than
+    # The cast requests its target dtype: the producer of a cast to float32 is raised rather than
     # rounded and widened again.
     demand = Demand.of(target)
     if demand is Demand.LOW and target != at.region.compute_dtype:

@@ -1,4 +1,4 @@
-"""What is known of values at trace time: literals, folded constants, bounds of coordinates."""
+"""Facts about values at trace time: literals, folded constants, bounds of coordinates."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _AFFINE = having("affine")
 def input_states(
     variables: Sequence[Atom], sources: Sequence[Source], policy: Policy
 ) -> list[ValueState]:
-    """Returns what is known of the inputs of a program.
+    """Returns the states of the inputs of a program.
 
     Args:
         variables: The inputs.
@@ -46,7 +46,7 @@ def input_states(
 
 
 def literal_state(literal: Literal) -> ValueState:
-    """Returns what is known of a literal of a jaxpr.
+    """Returns the state of a literal of a jaxpr.
 
     Args:
         literal: The literal.
@@ -62,12 +62,12 @@ def literal_state(literal: Literal) -> ValueState:
 
 
 def number_state(dtype: Any, target: np.dtype, state: ValueState) -> ValueState:
-    """Returns what is known of a number that is cast to a float: a source, with its bound.
+    """Returns the state of an integer or bool that is cast to a float: a source, with its bound.
 
     Args:
-        dtype: The dtype of the number: a bool's, an integer's, or another one.
+        dtype: The dtype before the cast: a bool's, an integer's, or another one.
         target: The float dtype.
-        state: What is known of the number.
+        state: The state before the cast.
     """
     kind = dtype.kind if isinstance(dtype, np.dtype) else ""
     if kind not in tuple("biu"):
@@ -107,11 +107,11 @@ def representable(value: float, dtype: np.dtype) -> bool:
 
 
 def fold(primitive: str, operands: Sequence[ValueState]) -> float | None:
-    """Returns the value of an equation all of whose operands are known, None where it is not.
+    """Folds an equation: returns its value if all operands are known, else None.
 
     Args:
         primitive: The equation's primitive.
-        operands: What is known of each operand.
+        operands: The states of its operands.
     """
     function = FOLDS.get(primitive)
     if function is None or any(state.known_value is None for state in operands):
@@ -127,12 +127,12 @@ def coordinate_bound(
 ) -> float | None:
     """Returns an upper bound of the integer coordinates in an equation's results.
 
-    bfloat16 tells integers up to 256 apart, float16 up to 2,048: row 257 of an image would become
+    bfloat16 represents integers up to 256, float16 up to 2,048: row 257 of an image would become
     row 256.
 
     Args:
         primitive: The equation's primitive.
-        operands: What is known of each operand.
+        operands: The states of its operands.
         floats: The positions of the operands that hold numbers (no predicates or indices).
 
     Returns:

@@ -1,4 +1,4 @@
-"""Who decides the dtype of an operation that promotes, and which literals object to it."""
+"""Which operands decide the dtype of an equation that promotes, and which literals object."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .symbolic_sizes import is_as_large
 from .value_facts import clamped, representable
 
 _CHOOSES = having("chooses")
-_CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: they return what they choose
+_CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of the operands
 _REPEATS = having("repeats")
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
@@ -27,19 +27,19 @@ _COMBINES = having("replicates") | having("contracts")
 
 
 def voters(at: Place) -> list[int]:
-    """Returns the operands whose dtypes decide the dtype of an operation that promotes.
+    """Returns the operands whose dtypes decide the dtype of an equation that promotes.
 
-    A computed value votes. Of the sources, those vote whose rounding may cost more than 2**-9 of
-    the result, as the class of the operation says:
+    A computed value votes. A source votes if its rounding may cost more than 2**-9 of the result,
+    which depends on the primitive:
 
-    * A factor costs what the result's own rounding costs. Data of the program votes as PyTorch's
-      float32 tensors do, but only at the full size of the result: a norm's scale, or RoPE's table,
-      would raise a whole activation. A divisor in float16 votes where it may have a gradient: that
-      holds its inverse square, which is 0 from 4,096 on and infinite below 1/256.
+    * The rounding of a factor costs as much as that of the result. Data of the program votes as
+      PyTorch's float32 tensors do, but only at the full size of the result: a norm's scale, or
+      RoPE's table, would raise a whole activation. A divisor in float16 votes if it may have a
+      gradient, which contains its inverse square: 0 from 4,096 on and infinite below 1/256.
     * A summand costs 2**-9 of itself, which is all of the result in ``position + offset`` or in
-      ``weight - rate * gradient``. It needs a reason not to vote: `_summand_votes`.
-    * A maximum is one of its operands, and a comparison an answer: data votes, and what is compared
-      with.
+      ``weight - rate * gradient``. It votes unless `_summand_votes` finds an exception.
+    * A maximum is one of its operands, and a comparison returns a bool: data votes, and so does the
+      operand that it is compared with.
 
     Args:
         at: The equation.
@@ -50,7 +50,7 @@ def voters(at: Place) -> list[int]:
     computed = [i for i in at.floats if at.given[i].source is None]
     if at.policy.data_abstains:
         return computed
-    # What is made of sources alone is a source itself: it waits in float32 for who reads it.
+    # A function of sources alone is a source itself: it stays float32 for its consumers.
     votes = (vote for names, vote in _CLASSES if computed and at.name in names)
     vote = next(votes, _factor_votes)
     return [i for i in at.floats if at.given[i].source is None or vote(at, i)]
@@ -60,7 +60,7 @@ def _factor_votes(at: Place, i: int) -> bool:
     if at.given[i].source is not Source.DATA:
         return False
     if at.name not in _COMBINES:
-        # Where nothing is broadcast (select_n, concatenate) all operands have the result's size.
+        # Without a broadcast (select_n, concatenate) all operands have the result's size.
         return True
     others = [*at.eqn.outvars, *(at.eqn.invars[k] for k in at.floats)]
     return all(is_as_large(at.eqn.invars[i], v) for v in others)
@@ -77,7 +77,7 @@ def _summand_votes(at: Place, i: int) -> bool:
     state = at.given[i]
     if is_harmless(state):
         return False
-    # `pred - target`, `position + offset`: nothing says that it is as small as the other operand.
+    # `pred - target`, `position + offset`: it may be much larger than the other operand.
     if state.source is Source.DATA:
         return True
     fresh = min((at.made[k].fresh for k in at.floats if at.given[k].source is None), default=0)
@@ -115,8 +115,8 @@ def is_harmless(state: ValueState) -> bool:
 def starts_stream(at: Place) -> bool:
     """Returns whether rows of parameters are summed, scaled or joined: an embedding's, as a rule.
 
-    Not where they are subtracted, or data is among the operands: `x - centers[nearest]` of the
-    input of a program is a small difference, which float32 makes exact.
+    Differences, and sums with data, do not count: `x - centers[nearest]` of the input of a program
+    is a small difference, which is exact in float32.
 
     Args:
         at: The equation, whose operands are all sources.
@@ -129,10 +129,10 @@ def starts_stream(at: Place) -> bool:
 def literal_guard(
     given: Sequence[ValueState], floats: Sequence[int], compute_dtype: np.dtype
 ) -> Reason | None:
-    """Returns which literal or constant means something else in the compute dtype, None if none.
+    """Returns the literal or constant that changes its meaning in the compute dtype, or None.
 
     Args:
-        given: What is known of each operand.
+        given: The state of each operand.
         floats: The positions of the float operands.
         compute_dtype: float16 or bfloat16.
     """
@@ -168,7 +168,7 @@ def far_literal(at: Place, compute_dtype: np.dtype) -> Reason | None:
         elif at.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
-            # What is chosen below zero is a mask, what clips there a bound.
+            # A negative choice is a mask, a negative clip a bound.
             lowest = NEAR if at.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND

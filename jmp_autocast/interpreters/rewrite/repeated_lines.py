@@ -66,7 +66,7 @@ class Line:
 
 
 class _Occurrence(NamedTuple):
-    """Where a line stands in a program, and a key of all that its emission follows from."""
+    """The position of a line in a program, and a key that determines its emission."""
 
     key: Hashable
     start: int
@@ -124,7 +124,7 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
     last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
-    # What was moved makes copies of what it was moved from, whenever it is read.
+    # A moved value copies the value before the move, at any read.
     moved: dict[Any, int] = {}
     places: dict[Any, str] = {}
     of: list[str | None] = []
@@ -137,7 +137,7 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
             moved.update((v, i) for v in variables_in(eqn.invars) if v not in moved)
 
     def without_moves(start: int, stop: int) -> Iterator[tuple[int, int]]:
-        # The copies of what was moved, and is used behind the line, are made there.
+        # Copies of a moved value with uses behind the line are made there.
         for i in range(start, stop + 1):
             is_move = i < stop and isinstance(plans[i].action, Move)
             if i == stop or (is_move and any(last.get(v, -1) >= stop for v in eqns[i].outvars)):
@@ -195,7 +195,7 @@ def _parts(
 
 
 def _period(keys: Sequence[Any]) -> int:
-    """Returns after how many equations a line repeats, their number where it does not."""
+    """Returns after how many equations a line repeats, their number if it does not."""
     latest: dict[Any, int] = {}
     distances: Counter[int] = Counter()
     for i, key in enumerate(keys):
@@ -294,7 +294,7 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
         line: The line.
         operands: Its operands, as `Value`.
         run: Emits the equations of a line one by one.
-        memo: What was traced already.
+        memo: The traces so far.
 
     Returns:
         Its results, as `Value`.
