@@ -67,7 +67,7 @@ def difference(small, fn, args):
             of_accumulator = any(v in low and dtype == "float32" for v, dtype in reads)
             if row.reason == "PROMOTE_FULL" and of_accumulator:
                 return ACCUMULATOR
-            return CONSUMERS if row.reason == "FEEDER" else row
+            return CONSUMERS if row.reason in ("FEEDER", "LOG_GUARD") else row
     return None
 
 

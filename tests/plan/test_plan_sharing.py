@@ -212,13 +212,13 @@ def test_a_long_jaxpr_and_one_with_constants_have_no_kind():
 
 def test_a_second_sweep_plans_what_differs_from_the_first(monkeypatch):
     planned = []
-    shared = planner.Planner._plan_equation
+    shared = planner.Planner.plan_at
 
     def counted(self, at):
         planned.append(at.name)
         return shared(self, at)
 
-    monkeypatch.setattr(planner.Planner, "_plan_equation", counted)
+    monkeypatch.setattr(planner.Planner, "plan_at", counted)
 
     def fn(x):
         for _ in range(20):
