@@ -31,8 +31,9 @@ def register_with_imported() -> None:
 
 
 def _add(rules: dict[Any, Any] | None, rule: Callable[..., Any]) -> None:
-    for primitive in () if rules is None else STAND_INS.keys() - rules.keys():
-        rules[primitive] = functools.partial(rule, primitive)
+    if rules is not None:
+        for primitive in STAND_INS.keys() - rules.keys():
+            rules[primitive] = functools.partial(rule, primitive)
 
 
 def _series(

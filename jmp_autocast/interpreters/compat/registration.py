@@ -158,8 +158,9 @@ def lowers_to_row_major(primitive: Any) -> None:
         is_cuda = tuple(module.platforms) == ("cuda",)
         layouts = private("jax.experimental.layout.Layout")
         with_layout_constraint = private("jax.experimental.layout.with_layout_constraint")
-        is_known = layouts is not None and with_layout_constraint is not None
-        if not (is_known and is_alone and is_cuda) or module.lowering_parameters.for_export:
+        if layouts is None or with_layout_constraint is None or not (is_alone and is_cuda):
+            return [operand]
+        if module.lowering_parameters.for_export:
             return [operand]
         layout = layouts(major_to_minor=tuple(range(ctx.avals_in[0].ndim)))
         pinned = mlir.lower_fun(lambda x: with_layout_constraint(x, layout), False)
