@@ -7,7 +7,6 @@ import collections
 import concurrent.futures
 import functools
 import multiprocessing
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -46,11 +45,6 @@ def summarize(outcomes: list[Outcome], seconds: float) -> None:
     for name in PROPERTIES:
         counts = f"{tried[name]:6} tried {without[name]:6} not applicable {failed[name]:4} failed"
         print(f"{name:14} {counts}")
-    allowed = [a for o in outcomes for a in o.allowed if a < float("inf")]
-    if len(allowed) > 1:
-        low, middle, high = statistics.quantiles(allowed, n=4)
-        print(f"allowed error, relative to a result's largest element: quartiles {low:.2g}, "
-              f"{middle:.2g}, {high:.2g} of {len(allowed)} results that have a bound")  # fmt: skip
     cpu = sum(o.seconds for o in outcomes) / max(len(outcomes), 1)
     print(f"{len(outcomes)} programs, {seconds:.0f} s, {cpu:.2f} s of CPU per program")
 

@@ -34,7 +34,6 @@ class Outcome:
     properties: tuple[str, ...]
     without: tuple[str, ...]
     failures: tuple[Failure, ...]
-    allowed: tuple[float, ...]
     seconds: float
     report: str = ""
 
@@ -127,7 +126,6 @@ def run(seed: int, index: int, shares: Mapping[str, float] = SHARES) -> Outcome:
         names,
         tuple(without),
         tuple(failures),
-        tuple(case.constrained),
         time.process_time() - start,
         report,
     )

@@ -227,12 +227,10 @@ class Generator:
         steps: int,
         captures: bool = True,
         scope: str = "",
-        invariant: bool = False,
     ) -> tuple[Def, list[ArrayType]]:
         """Draws a function, by default of one result of any float type.
 
-        With ``captures`` it may read values of the program around it; ``invariant`` are elementwise
-        statements alone, which any batch size fits.
+        With ``captures`` it may read values of the program around it.
         """
         if self.depth >= 3:
             raise NoOperand
@@ -243,11 +241,7 @@ class Generator:
         self.body = []
         self.depth += 1
         try:
-            if invariant:
-                for _ in range(steps):
-                    self.step({"elementwise": 1})
-            else:
-                self.steps(steps)
+            self.steps(steps)
             if results is None:
                 found = [self.floats()]
                 types = [self.types[found[0]]]

@@ -97,13 +97,13 @@ def cond(g: Generator) -> Draw:
     return Draw(f"lax.cond({predicate}, {branches}, {arguments})", 1, (first, second))
 
 
-def _called(g: Generator, steps: int = 3, captures: bool = True, results: bool = False, **options):
+def _called(g: Generator, results: bool = False, scope: str = ""):
     operands = [g.floats()]
     if g.chance(0.5):
         operands.append(g.pick(lambda t: t.dtype != "key"))
     types = _types(g, operands)
     wanted = [_strong(t) for t in types[:1]] if results else None
-    body, _ = g.define(types, wanted, g.integer(1, steps), captures, **options)
+    body, _ = g.define(types, wanted, g.integer(1, 3), scope=scope)
     return body, operands
 
 

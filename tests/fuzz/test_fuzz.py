@@ -20,6 +20,7 @@ from .__main__ import main
 from .generator import Generator, generate
 from .program import HEADER, ArrayType, Let, Program, jax_settings
 from .properties import Case, Setting, check
+from .taken_out import without_link
 
 # Evaluated in NumPy; what compiles or traces often has its turn less often than in a long run.
 SHARES = {
@@ -114,8 +115,8 @@ def wrong_of_calls(fn, **options):
 
 def wrong_every_third_time(fn, **options):
     """Remembers how often it was asked."""
-    level = "compute" if next(turns) % 3 == 2 else "tensor_cores"
-    return autocast(fn, **{**options, "policy": Policy(jnp.bfloat16, level=level)})
+    dtype = "float16" if next(turns) % 3 == 2 else "bfloat16"
+    return autocast(fn, **{**options, "policy": Policy(dtype)})
 
 
 kept = []
@@ -186,7 +187,10 @@ LOST = {
     ),
     "states": (
         operations_probes.one_call_for_several_kinds,
-        lambda patch: patch.setattr(Planner, "plan", plan_whatever_the_states),
+        lambda patch: [
+            patch.setattr(Planner, "plan", plan_whatever_the_states),
+            without_link("PROMOTIONS", "_leads_to_no_product")(patch),
+        ],
     ),
 }
 

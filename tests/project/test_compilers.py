@@ -6,7 +6,6 @@ Bytes of kernels and of collectives are those of small modules whose answer is k
 import jax.numpy as jnp
 import pytest
 
-from jmp_autocast.inspect.compiled.hlo import parse
 from tests.support.hlo_texts import compiled_text, module_of
 from tests.support.scripts import run_from
 
@@ -48,13 +47,6 @@ def test_converts_and_kernels_that_only_convert_count(compilers):
     )
     row = compilers.measure.read(text)
     assert (row.converts, row.convert_kernels) == (2, 1)
-
-
-def test_what_is_not_understood_is_noted(compilers):
-    text = module_of(
-        "%x = f32[8]{0} parameter(0)", "%y = what is this", "ROOT %z = f32[8]{0} tanh(%x)"
-    )
-    assert compilers.measure.read(text).note == "not understood: 1 lines"
 
 
 def test_the_largest_batch_is_where_the_memory_ends(compilers):
@@ -180,11 +172,3 @@ def test_bytes_that_a_device_sends(name, compilers):
     kind = name.partition(",")[0].removesuffix("-start")
     assert row.collectives == {f"{kind} bf16": (1, nbytes)}
     assert row.traffic == 0  # what goes over the wire is no traffic of a kernel
-
-
-def test_without_a_number_of_devices_the_bytes_are_not_known(compilers):
-    text = module_of("%x = f32[8]{0} parameter(0)", "ROOT %y = f32[8]{0} all-reduce(%x)")
-    module = parse(text)
-    found = compilers.traffic.traffic(module)
-    (collective,) = compilers.collectives.collectives(found, module)
-    assert (collective.kind, collective.nbytes) == ("all-reduce f32", None)

@@ -5,37 +5,24 @@ import jax.numpy as jnp
 import lineax
 import optimistix
 
-from .program import Program, Table
+from .program import Table
 
 PROGRAMS = Table()
 # A solver of equations that are computed in 16 bits cannot be asked for much more.
 SOLVER = {"rtol": 1e-2, "atol": 1e-2}
 
 
-def field(t, y, args):
-    w, b = args
-    return jnp.tanh(y @ w + b * t) - 0.1 * y
-
-
-def solve(stepper, solver=0, **options):
+@PROGRAMS.add(grad=(0, 1, 2), solver=SOLVER["rtol"])
+def adaptive_steps(draw):
     """A neural ODE; its weights and start are differentiated."""
 
     def run(w, b, y):
-        terms = diffrax.ODETerm(field)
-        return diffrax.diffeqsolve(
-            terms, stepper, 0.0, 1.0, 0.25, y, (w, b), max_steps=16, **options
-        ).ys
+        terms = diffrax.ODETerm(lambda t, y, p: jnp.tanh(y @ p[0] + p[1] * t) - 0.1 * y)
+        adaptive = {"stepsize_controller": diffrax.PIDController(**SOLVER), "max_steps": 16}
+        solver = diffrax.Bosh3()
+        return diffrax.diffeqsolve(terms, solver, 0.0, 1.0, 0.25, y, (w, b), **adaptive).ys
 
-    return Program(
-        lambda draw: (run, (draw(6, 6, scale=0.35), draw(6), draw(2, 6))), (0, 1, 2), solver=solver
-    )
-
-
-PROGRAMS |= {
-    "adaptive steps": solve(
-        diffrax.Bosh3(), SOLVER["rtol"], stepsize_controller=diffrax.PIDController(**SOLVER)
-    ),
-}
+    return run, (draw(6, 6, scale=0.35), draw(6), draw(2, 6))
 
 
 @PROGRAMS.add(grad=(0, 1), solver=SOLVER["rtol"])
