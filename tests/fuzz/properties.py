@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jmp_autocast import Policy, autocast, keep_less
+from jmp_autocast.interpreters.compat import name_stack
 from tests.corpus.jaxpr_text import jaxpr_text
 from tests.support.jaxprs import find, flat_emission
 
@@ -534,7 +535,7 @@ def repeats(case: Case) -> None:
     with flat_emission():
         flat = cast()
     _same_text(flat, outlined, "repeats")
-    stacks = [[str(e.source_info.name_stack) for e in t.jaxpr.eqns] for t in (flat, outlined)]
+    stacks = [[name_stack(e) for e in t.jaxpr.eqns] for t in (flat, outlined)]
     if stacks[0] != stacks[1]:
         raise Broken(f"repeats: names {stacks[0]}, then {stacks[1]}")
 

@@ -3,13 +3,12 @@
 import functools
 
 import jax
-import jax.extend as jex
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from jmp_autocast import BF16, Policy, autocast
-from jmp_autocast.interpreters.compat import source_file_and_line
+from jmp_autocast.interpreters.compat import Literal, name_stack, source_file_and_line
 from jmp_autocast.interpreters.rewrite import rewriter
 from jmp_autocast.interpreters.rewrite.repeated_lines import Line, repeated_lines
 from tests.support.jaxprs import equations, flat_emission
@@ -119,9 +118,7 @@ def counted(monkeypatch):
 
 
 def described(traced):
-    return str(traced), [
-        (str(eqn.source_info.name_stack), source_file_and_line(eqn)) for eqn in equations(traced)
-    ]
+    return str(traced), [(name_stack(eqn), source_file_and_line(eqn)) for eqn in equations(traced)]
 
 
 def trace(fn, *args):
@@ -175,7 +172,7 @@ def test_what_differs_between_layers_is_not_shared():
 
     program = trace(autocast(program, policy=BF16), WEIGHTS, X)
     muls = [e for e in equations(program) if e.primitive.name == "mul"]
-    factors = [v.val for e in muls for v in e.invars if isinstance(v, jex.core.Literal)]
+    factors = [v.val for e in muls for v in e.invars if isinstance(v, Literal)]
     assert [x for x in factors if x != 0.5] == [1.0 + i for i in range(N)]
 
 

@@ -26,6 +26,7 @@ from ..compat import (
     inlined_once,
     is_ref,
     mark_frames,
+    name_entries,
     needs_float64,
     relative_contexts,
     source_file_and_line,
@@ -265,7 +266,7 @@ def _line(
                 by_copies.add(numbers[v])
             if dtype is not None:
                 casts.add((numbers[v], dtype))
-    eqns = [within_scopes(eqn, eqn.source_info.name_stack.stack[scopes:]) for eqn in window]
+    eqns = [within_scopes(eqn, name_entries([eqn])[scopes:]) for eqn in window]
     operands, results = one.operands, one.results
     return Line((), operands, results, eqns, plans, casts, by_copies, one.used_later)
 
