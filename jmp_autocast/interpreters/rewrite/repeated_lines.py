@@ -61,7 +61,7 @@ class Line:
     outvars: Sequence[Any]
     eqns: Sequence[JaxprEqn]
     plans: Sequence[EquationPlan]
-    casts: Collection[tuple[int, Any]]
+    casts: Sequence[tuple[int, Any]]
     by_copies: Collection[int]
     used_later: Collection[int]
 
@@ -254,7 +254,7 @@ def _line(
     if not one.results or any(needs_float64(eqn) for eqn in window):
         return None
     numbers = {v: i for i, v in enumerate(one.operands)}
-    casts: set[tuple[int, Any]] = set()
+    casts: dict[tuple[int, Any], None] = {}  # in the order of the reads
     by_copies: set[int] = set()
     for eqn, plan in zip(window, plans, strict=True):
         replicates = plan.action.replicates if isinstance(plan.action, Bind) else ()
@@ -265,10 +265,10 @@ def _line(
             if is_whole or k in replicates:
                 by_copies.add(numbers[v])
             if dtype is not None:
-                casts.add((numbers[v], dtype))
+                casts[numbers[v], dtype] = None
     eqns = [within_scopes(eqn, name_entries([eqn])[scopes:]) for eqn in window]
     operands, results = one.operands, one.results
-    return Line((), operands, results, eqns, plans, casts, by_copies, one.used_later)
+    return Line((), operands, results, eqns, plans, tuple(casts), by_copies, one.used_later)
 
 
 # --- emission -----------------------------------------------------------------------------------
@@ -306,10 +306,10 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
         is_known = is_cast and not isinstance(value.array, Tracer)
         if is_known or value.tag is not None or (value.move and i in line.by_copies):
             return run(line, operands)
-    for i, dtype in line.casts:
-        # A moved source makes its copies where it was moved.
-        if operands[i].move:
-            operands[i].copy(dtype)
+    # A moved source makes its copies where it was moved; casts before it keep their place.
+    moved = [n for n, (i, _) in enumerate(line.casts, 1) if operands[i].move]
+    for i, dtype in line.casts[: max(moved, default=0)]:
+        operands[i].copy(dtype)
     copies = [
         [k for k in v.copies if i in line.by_copies or v.meets_in_float32 or (i, k) in line.casts]
         for i, v in enumerate(operands)
