@@ -84,11 +84,12 @@ def autocast(
     """Runs a float32 function in mixed precision.
 
     Matmuls and convolutions run in the compute dtype; exponentials, logarithms, sums, norms and
-    linear algebra run in float32; everything else runs in the widest dtype among its operands. The
-    result has the same signature and output types as ``fn``; gradients have the dtypes of the
-    parameters and accumulate in float32. ``autocast`` composes with ``jit``, ``grad``, ``vmap``,
-    ``shard_map``, ``checkpoint`` and the other transformations, from inside and from outside, and
-    with itself: an inner ``autocast`` governs its region.
+    linear algebra run in float32. Elementwise operations between products run in the widest dtype
+    among the operands that vote, others in float32. The result has the same signature and output
+    types as ``fn``; gradients have the dtypes of the parameters and accumulate in float32.
+    ``autocast`` composes with ``jit``, ``grad``, ``vmap``, ``shard_map``, ``checkpoint`` and the
+    other transformations, from inside and from outside, and with itself: an inner ``autocast``
+    governs its region.
 
     Outside ``jit`` it traces, plans and compiles at each call, and warns once where repeats of a
     call take more than 0.1 s. Under ``jit`` it does so once per signature, and costs nothing per

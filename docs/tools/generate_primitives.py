@@ -41,7 +41,8 @@ _SECTIONS: dict[CastPolicy, str] = {
         "A matmul or convolution with this policy returns its float32 accumulator."
     ),
     CastPolicy.PROMOTE: (
-        "Operands are cast to the widest dtype among those that vote: computed values, and "
+        "Between products, operands are cast to the widest dtype among those that vote, else to "
+        "float32. Computed values vote, and so do "
         "parameters, constants and arguments whose rounding costs more than rounding the result."
     ),
 }

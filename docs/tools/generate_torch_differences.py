@@ -53,7 +53,8 @@ declared in 16 bits agree in about three quarters of the calls, because `jax.num
 results of its sums back to the dtype of the arguments.
 
 PyTorch computes `elu`, `var`, `logaddexp`, `atan`, `scatter_add` and others in float32 and rounds
-the result to 16 bits. Here it stays float32 inside the program, and is rounded when returned.
+the result to 16 bits. Here it stays float32 inside the program, as do elementwise operations after
+the last product, and is rounded when returned.
 
 ## Calls that differ
 

@@ -34,7 +34,8 @@ class CastPolicy(enum.Enum):
             it returns its float32 accumulator, never rounded. A ``scatter-add``, which carries its
             adder as a jaxpr of a fixed dtype, is emitted with operands and adder in float32; any
             other operation runs as under ``FP32``.
-        PROMOTE: Operands are cast to the widest dtype among the operands that vote.
+        PROMOTE: Between products, operands are cast to the widest dtype among those that vote,
+            elsewhere to float32.
         KEEP: Operands keep the dtypes that the program declares.
 
     Example:

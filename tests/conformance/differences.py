@@ -56,7 +56,7 @@ REASONS = {
     "bias": "PyTorch leaves this private op off its lists, so a float32 weight promotes it.",
     "sum": (
         "A traced `addmm` is `w + a @ b`, the update of a weight. A parameter of the result's full "
-        "size is added in float32, a bias in 16 bits."
+        "size is added in float32; a sum with a bias is returned in 16 bits."
     ),
     "vector": "`vmap` of `vdot` is a batch of inner products. Both promote.",
     "cast": (

@@ -45,7 +45,7 @@ class KeptRow:
         ...         return jnp.sin(x @ w)
         >>> rows = explain(loss, jnp.ones((8, 8)), jnp.ones((4, 8)), policy=BF16).kept
         >>> [(row.dtype, row.primitive, row.scope, row.nbytes) for row in rows]
-        [('bfloat16', 'convert_element_type', 'layer_*', 192), ('bfloat16', 'cos', 'layer_*', 64)]
+        [('bfloat16', 'convert_element_type', 'layer_*', 192), ('float32', 'cos', 'layer_*', 128)]
     """
 
     dtype: str

@@ -29,7 +29,7 @@ class Change:
     Example:
         >>> import jax.numpy as jnp
         >>> from jmp_autocast import BF16, Policy, explain
-        >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
+        >>> f, x = lambda x: jnp.tanh(x @ x) @ x, jnp.ones((8, 8))
         >>> careful = explain(f, x, policy=Policy("bfloat16", level="tensor_cores"))
         >>> (change,) = explain(f, x, policy=BF16).diff(careful)
         >>> change.before.reason, change.after.results
@@ -248,7 +248,7 @@ class Report(Exported):
         Example:
             >>> import jax, jax.numpy as jnp
             >>> from jmp_autocast import BF16, CastPolicy, explain
-            >>> f, x = lambda x: jnp.tanh(x @ x), jnp.ones((8, 8))
+            >>> f, x = lambda x: jnp.tanh(x @ x) @ x, jnp.ones((8, 8))
             >>> pinned = BF16.with_rules({"tanh": CastPolicy.FP32})
             >>> changes = explain(f, x, policy=BF16).diff(explain(f, x, policy=pinned))
             >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]

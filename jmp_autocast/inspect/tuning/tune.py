@@ -86,7 +86,7 @@ def tune(
         ...     with jax.named_scope("dense"):
         ...         h = x @ params["w"]
         ...     with jax.named_scope("energy"):
-        ...         return jnp.sqrt(jnp.square(h) + 1.0)
+        ...         return jnp.sqrt(jnp.square(h) + 1.0) @ params["w"]
         >>> params, x = {"w": jnp.eye(8)}, jnp.full((2, 8), 500.0)
         >>> report = tune(model, params, x, policy=FP16, tolerance=0.01)
         >>> [(kept.scope, kept.primitive, kept.why) for kept in report.kept]

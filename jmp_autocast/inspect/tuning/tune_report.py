@@ -28,7 +28,7 @@ class KeptOperation:
         >>> from jmp_autocast import FP16, tune
         >>> def model(w, x):
         ...     with jax.named_scope("energy"):
-        ...         return jnp.sqrt(jnp.square(x @ w) + 1.0)
+        ...         return jnp.sqrt(jnp.square(x @ w) + 1.0) @ w
         >>> report = tune(model, jnp.eye(8), jnp.full((2, 8), 500.0), policy=FP16, tolerance=0.01)
         >>> [(kept.scope, kept.primitive, kept.worth, kept.why) for kept in report.kept]
         [('energy', 'square', inf, 'range')]
