@@ -108,7 +108,7 @@ _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
 
 
-_DECOMPOSES = frozenset(
+DECOMPOSES = frozenset(
     """
     cholesky cholesky_update eig eigh geqp3 geqrf hessenberg lu qr schur svd triangular_solve
     tridiagonal tridiagonal_solve custom_linear_solve
@@ -349,7 +349,7 @@ ROWS = (
     ),
     Row(
         Need.DECOMPOSED,
-        _DECOMPOSES,
+        DECOMPOSES,
         lambda at: at.eqn.invars,
         _CHEAP | {"exp", "exp2", "sqrt", "pow"},
         "a Kalman filter was NaN where float32 is finite, a ridge regression 10 to 22 % off",
