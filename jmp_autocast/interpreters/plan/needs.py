@@ -20,6 +20,7 @@ from ..primitives.reading import (
     casts_to_integer,
     exponent,
     free_dimensions,
+    multiplies_points,
     reduction_depth,
     subtracted_from_one,
     takes_every_other,
@@ -212,6 +213,11 @@ def _is_inner(eqn: JaxprEqn) -> bool:
     return free_dimensions(eqn) == (0, 0) or at_least(1, element_count(eqn.outvars[0]))
 
 
+def _warps(at: At) -> bool:
+    """Whether a contraction applies a constant matrix to points."""
+    return any([m.fixed and multiplies_points(at.eqn, i) for i, m in enumerate(at.made[:2])])
+
+
 def _chained(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name == "mul":
         # A scaled matrix, and not a gate of a network: that stops here.
@@ -326,7 +332,7 @@ ROWS = (
     Row(
         Need.LEADS,
         _LOWERED,
-        lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:3],
+        lambda at: () if cannot_pay(at.eqn) or _warps(at) else at.eqn.invars[:3],
         _LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
         stops=casts_to_integer,
