@@ -114,6 +114,37 @@ def test_what_is_fine_is_not_listed(name):
     assert risks(*FINE[name]) == []
 
 
+W = shape(64, 64, dtype=F32)
+# What autocast leaves at risk: the primitive, if any; the program.
+LEFT = {
+    "difference": ("sub", lambda x, w: x @ w - w @ x),
+    "negated": ("add", lambda x, w: x @ w + -2.0 * (w @ x).T),
+    "shifted": ("sub", lambda x, w: (x @ w + w[0]) - (1.0 - w @ x) * -1.0),
+    "inside": ("sub", lambda x, w: jax.jit(lambda a, b: a - b)(x @ w, w @ x)),
+    "solve": ("cholesky", lambda x, w: jnp.linalg.cholesky(1.0 / jnp.cosh(x @ w).sum(0) + x)),
+    "loop": ("cholesky", lambda x, w: jnp.linalg.cholesky(layers(w[None], x).mean() * x)),
+    "frequencies": ("sin", lambda x, w: jnp.sin(30 * (x @ w)) @ w),
+    "sum": ("", lambda x, w: x @ w + w @ x),
+    "two negatives": ("", lambda x, w: x @ w - -(w @ x)),
+    "residual": ("", lambda x, w: x @ w - x),
+    "a gate": ("", lambda x, w: x @ w - jnp.tanh(w @ x)),
+    "average": ("", lambda x, w: x @ w - (x @ w).mean(0)),
+    "rescued": ("", lambda x, w: (x * x) @ jnp.full((64, 1), 1 / 64) - (x @ w) ** 2 * 0),
+    "positions": ("", lambda x, w: jnp.sin(jnp.arange(64.0) * w[0]) * (x @ w)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_is_left_at_risk_is_listed(name):
+    expected, fn = LEFT[name]
+    words = {"sub": "cancel", "add": "cancel", "cholesky": "condition", "sin": "angle"}
+    for policy in (BF16, FP16):
+        for risk in (found := explain(autocast(fn, policy=policy), W, W).at_risk):
+            assert (risk.reason, risk.dtype) == ("LEFT", str(policy.compute_dtype))
+            assert words[expected] in risk.because
+        assert [risk.primitive for risk in found] == [expected][: bool(expected)]
+
+
 @pytest.mark.parametrize("policy", [BF16, FP16, None])
 def test_the_dtype_is_the_programs_own(policy):
     report = explain(lambda x, y: (jnp.exp(x), jnp.log(y)), X, X16, policy=policy)
@@ -134,7 +165,7 @@ def test_a_risk_names_its_line_its_scope_and_its_reason():
     assert (exp.equations, exp.scope) == (3, "layer_0")
     assert "test_at_risk.py" in exp.source
     assert exp.because == "The operation loses too much in 16 bits."
-    assert gate.because.startswith("It is read by its difference from 1: a dice loss")
+    assert gate.because.startswith("It is read by what ranks it, subtracts it from 1")
     text = str(report)
     assert "\nat risk" in text
     assert text.count("  at /") == 2

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, autocast
+from jmp_autocast import BF16, FP16, autocast, explain
 
 from .test_kinds_of_harm import conv, differing, normal, relative
 
@@ -177,6 +177,38 @@ DIFFERENCES = {
     "edges of an average": edges,
 }
 DIFFERENCES = {name: (fn, (SMOOTH,), 0.01, relative) for name, fn in DIFFERENCES.items()}
+
+T = np.linspace(-0.9, 0.9, 10)
+POINTS = np.concatenate([np.stack([T, side * np.ones(10)], 1) for side in (-1, 1)])
+
+
+def spline(points):
+    squares = np.square(points[:, None] - POINTS).sum(-1)
+    bends = squares * np.log(np.where(squares == 0, 1, squares))
+    return np.concatenate([np.ones((len(points), 1)), points, bends], 1)
+
+
+ROUND_IT = np.block([[spline(POINTS)], [np.zeros((3, 3)), spline(POINTS)[:, :3].T]])
+ROUND_IT = np.linalg.inv(ROUND_IT)[:, :20].astype(np.float32)
+PIXELS = spline(normal(100, 2)).astype(np.float32)
+SPLINES = {
+    "spline": lambda p: PIXELS @ (ROUND_IT @ p),
+    "spline, moved points": lambda p: PIXELS @ (ROUND_IT @ (p / 2 + POINTS.astype(p.dtype))),
+    "splines": lambda p: jnp.einsum("pk,bkc->bpc", PIXELS, ROUND_IT @ jnp.stack([p, 2 * p])),
+}
+NEARBY = (POINTS + 0.05 * normal(20, 2)).astype(np.float32)
+DIFFERENCES |= {name: (fn, (NEARBY,), 1e-3, relative) for name, fn in SPLINES.items()}
+
+
+@pytest.mark.parametrize("matrix", [normal(16, 16), np.abs(normal(16, 16))])
+@pytest.mark.parametrize("shape", [(2, 16), (16, 4), (16, 2)])
+def test_other_matrices_are_read_in_16_bits(matrix, shape):
+    x, matrix = jax.ShapeDtypeStruct(shape, np.float32), matrix.astype(np.float32)
+    product = (lambda x: matrix @ x) if shape[0] == 16 else (lambda x: x @ matrix)
+    (row,) = explain(product, x, policy=BF16).rows
+    moves_points = shape == (16, 2) and matrix.min() < 0
+    assert row.operands[0] == ("float32" if moves_points else "bfloat16")
+
 
 SIGNAL = np.convolve(np.sign(normal(40)), np.ones(3), "same")
 SIGNAL = np.lib.stride_tricks.sliding_window_view(SIGNAL, 8).astype(np.float32)

@@ -1,10 +1,10 @@
-"""The equations that a program declares in 16 bits, and the planner raises to float32."""
+"""What a program loses in 16 bits: equations that the planner raises, and what it leaves."""
 
 from __future__ import annotations
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -12,12 +12,13 @@ from ...autocast import PlannedCall
 from ...interpreters import Planner
 from ...interpreters.after.walk import Visit, walk_plan
 from ...interpreters.compat import body_of, source_line
-from ...interpreters.plan.data import Plan, Want
-from ...interpreters.plan.float_dtypes import float_dtype
-from ...interpreters.plan.needs import ROWS
+from ...interpreters.plan.data import Plan, ValueState, Want
+from ...interpreters.plan.float_dtypes import float_dtype, is_16_bit
+from ...interpreters.plan.needs import DECOMPOSES, ROWS
 from ...interpreters.plan.reasons import READ_BY, ReasonCode
 from ...interpreters.plan.value_facts import input_states
 from ...interpreters.primitives.structure import equations_in
+from ...interpreters.primitives.traits import having
 from ...policies import COMPUTE_DTYPES, FLOAT32, Policy
 from ..measure.measured import user_names
 from .reasons import explanations
@@ -36,17 +37,25 @@ _RAISES = frozenset(
     )
 )
 
+_CONTRACTS, _TURNS = having("contracts"), having("turns")
+# Of one product and what is given they make a product.
+_SCALES = having("moves") | {"convert_element_type", "neg", "mul", "div", "add", "add_any", "sub"}
+_CANCELS = "It is a difference of two 16-bit products, whose rounding remains where they cancel."
+_SOLVES = "Its operand comes from a 16-bit product, whose rounding a condition number multiplies."
+_WAVES = "Its angle is computed of 16-bit operands, which a high frequency needs in float32."
+
 
 @dataclasses.dataclass(frozen=True)
 class AtRisk:
-    """Equations that the program declares in 16 bits, and that the planner raises to float32.
+    """Equations of a program that lose precision in 16 bits.
 
-    Without `autocast` the program loses precision in them.
+    Either the program declares them in 16 bits, and the planner raises them: the loss is there
+    without `autocast` alone. Or it is left with `autocast`, too: `reason` is ``"LEFT"``.
 
     Args:
         primitive: The primitive's name.
         dtype: The 16-bit dtype.
-        reason: The code of the planner's reason.
+        reason: The code of the planner's reason, or ``"LEFT"``.
         because: The same in a sentence.
         equations: The number of equations of the source line.
         scope: The scopes around the first one, joined by ``/``.
@@ -73,7 +82,7 @@ class AtRisk:
 
 
 def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
-    """Returns the equations at risk in program order.
+    """Returns the equations that the planner raises, in program order.
 
     The policy has one 16-bit dtype. A program may declare the other one, which needs a second plan.
     """
@@ -89,10 +98,55 @@ def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
             reason = visit.plan.reason.code
             key = (visit.eqn.primitive.name, str(dtype), reason.value, _sentence(visit), source)
             scopes[key].append("/".join(user_names(visit.scope)))
+    return _risks(scopes)
+
+
+def _risks(scopes: Mapping[tuple[str, ...], Sequence[str]]) -> tuple[AtRisk, ...]:
     return tuple(
         AtRisk(*key[:4], equations=len(found), scope=found[0], source=key[4])
         for key, found in scopes.items()
     )
+
+
+def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
+    """Returns the equations that lose precision under a plan in a 16-bit dtype."""
+    scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
+    signs: list[int] = []  # 1 or -1 of a product of 16-bit operands, scaled or shifted, else 0
+    comes: list[bool] = []  # of any such product
+    around: list[int] = []
+    for visit, source in _with_lines(visits):
+        name, given, results = visit.eqn.primitive.name, visit.plan.given, visit.plan.results
+        del around[visit.depth :]
+        around.append(visit.index)
+        made = [signs[i] if isinstance(i, int) else 0 for i in visit.origins]
+        is_low = any([d is not None and is_16_bit(d) for d in visit.plan.reads])
+        is_product = name in _CONTRACTS and is_low
+        is_made = any([isinstance(i, int) and comes[i] for i in visit.origins])
+        signs.append(int(is_product) or _sign(name, made, given))
+        comes.append(False)
+        if (is_product or is_made) and any([r.dtype for r in results]):
+            for i in around:  # a loop or a branch may return it
+                comes[i] = True
+        because = ""
+        if name in ("sub", "add", "add_any") and all(made):
+            because = _CANCELS if (made[0] == made[1]) == (name == "sub") else ""
+        elif name in DECOMPOSES and is_made:
+            because = _SOLVES
+        elif name in _TURNS and (is_low or any(made)):
+            because = _WAVES
+        if because:
+            key = (name, dtype, "LEFT", because, source)
+            scopes[key].append("/".join(user_names(visit.scope)))
+    return _risks(scopes)
+
+
+def _sign(name: str, made: Sequence[int], given: Sequence[ValueState]) -> int:
+    """Returns the sign of the product that an equation scales or shifts, 0 if it does not."""
+    others = [s for s, sign in zip(given, made, strict=True) if not sign]
+    if name not in _SCALES or not all([s.source for s in others]) or len(made) != len(others) + 1:
+        return 0
+    scale = -1 if name in ("mul", "div") and any([(s.known_value or 0) < 0 for s in others]) else 1
+    return sum(made) * (-1 if name == "neg" or (name == "sub" and made[1]) else scale)
 
 
 def _plan_in(dtype: np.dtype, planned: PlannedCall, policy: Policy) -> Plan:
@@ -105,13 +159,19 @@ def _plan_in(dtype: np.dtype, planned: PlannedCall, policy: Policy) -> Plan:
     return planner.plan_program(closed, inputs, [Want()] * len(body.outvars))
 
 
-def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, str]]:
-    """Yields the equations that a plan raises for their own sake, with their source lines."""
+def _with_lines(visits: Sequence[Visit]) -> Iterator[tuple[Visit, str]]:
+    """Yields equations with their source lines."""
     lines: list[str] = []
     for visit in visits:
         # Equations inside JAX's own functions, such as `jnp.where`, have no line of the user.
         del lines[visit.depth :]
         lines.append(source_line(visit.eqn) or (lines[-1] if lines else ""))
+        yield visit, lines[-1]
+
+
+def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, str]]:
+    """Yields the equations that a plan raises for their own sake, with their source lines."""
+    for visit, line in _with_lines(visits):
         eqn, plan = visit.eqn, visit.plan
         if plan.reason.code not in _RAISES and plan.reason.cause not in _NEEDS:
             continue
@@ -121,7 +181,7 @@ def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, s
         if plan.reason.code is ReasonCode.CARRY_ACCUMULATOR:
             raised = [eqn.invars[i] for i in plan.reason.operands]
         if any(float_dtype(v.aval) == dtype for v in raised):
-            yield visit, lines[-1]
+            yield visit, line
 
 
 def _sentence(visit: Visit) -> str:

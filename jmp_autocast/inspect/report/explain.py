@@ -24,7 +24,7 @@ from ...policies import COMPUTE_DTYPES, CONTRACTIONS, E4M3, FLOAT32, Policy, Pol
 from ...policies.errors import with_usage
 from ...policies.rules import unmatched_patterns
 from ...scopes import BECAUSE, GOVERNED, read_mark
-from .at_risk import at_risk
+from .at_risk import at_risk, left_at_risk
 from .jaxprs import count_casts
 from .kept import KeptBytes, is_gradient, kept_bytes
 from .report import Report
@@ -52,7 +52,8 @@ def explain(
             contains such a wrapper, as ``jax.jit(autocast(loss))``, ``jax.grad(autocast(loss))`` or
             a training step, is reported as it runs: casts are rows, and an equation of a backward
             pass has the reason of its forward equation. For a function written in 16 bits,
-            ``report.at_risk`` lists the equations that `autocast` would compute in float32.
+            ``report.at_risk`` lists the equations that `autocast` would compute in float32,
+            of any function those that it leaves at risk.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``. A symbolic length of
             `jax.export` counts as 128 in FLOPs and bytes; the report has a note on it.
         policy: A `Policy`, a 16-bit dtype or a jmp string; None for the wrapper's own, or the
@@ -97,6 +98,7 @@ def explain(
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
     # The equations that a wrapper raises are at risk only without it.
     risks = () if wrapper is fn else at_risk(planned, chosen)
+    risks += left_at_risk(visits, dtype)
     return Report(name, dtype, rows, totals, reason, residuals.rows, risks)
 
 

@@ -63,7 +63,7 @@ class Report(Exported):
         kept: The residuals of the program, the most bytes first; ``()`` if
             ``totals.residual_nbytes`` is None.
         at_risk: The equations that the program declares in 16 bits, and the planner raises to
-            float32; ``()`` for an `autocast` wrapper, which raises them.
+            float32 (an `autocast` wrapper raises them); and those that lose precision with it, too.
 
     Example:
         >>> import jax, jax.numpy as jnp

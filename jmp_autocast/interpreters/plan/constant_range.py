@@ -29,6 +29,7 @@ class _Found(NamedTuple):
     rounds: frozenset[np.dtype]
     is_stencil: bool
     is_even: bool
+    has_both_signs: bool
     holds_whole: frozenset[np.dtype] | None = None
 
 
@@ -76,6 +77,10 @@ class ConstantRange:
         """Returns whether four or more elements along an axis are evenly spaced: positions."""
         return self._is_small and self._find().is_even
 
+    def has_both_signs(self) -> bool:
+        """Returns whether some elements are positive and some negative: no average."""
+        return self._is_small and self._find().has_both_signs
+
     def holds_whole(self) -> frozenset[np.dtype] | None:
         """Returns the compute dtypes that hold its elements, None where some have a fraction."""
         return self._find().holds_whole if self._is_small else None
@@ -94,7 +99,7 @@ class ConstantRange:
 
 def _range_of(array: np.ndarray) -> _Found:
     if not array.size:
-        return _Found(frozenset(), True, False, frozenset(), False, False)
+        return _Found(frozenset(), True, False, frozenset(), False, False, False)
     shaped = array
     # Two passes over the array in NumPy, without a copy; most ranges are never computed.
     array = array.reshape(-1)  # an array without dimensions has no slices
@@ -113,7 +118,8 @@ def _range_of(array: np.ndarray) -> _Found:
     with np.errstate(over="ignore"):
         held = [d for d in COMPUTE_DTYPES if (array.astype(d) == array).all()] if whole else None
     holds_whole = None if held is None else frozenset(held)
-    return _Found(exceeds, bool(largest <= 1), beyond, rounds, stencil, even, holds_whole)
+    signs = bool(array.min() < 0 < array.max())
+    return _Found(exceeds, bool(largest <= 1), beyond, rounds, stencil, even, signs, holds_whole)
 
 
 def _is_stencil(array: np.ndarray) -> bool:

@@ -20,6 +20,7 @@ from ..primitives.reading import (
     casts_to_integer,
     exponent,
     free_dimensions,
+    multiplies_points,
     reduction_depth,
     subtracted_from_one,
     takes_every_other,
@@ -108,7 +109,7 @@ _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
 
 
-_DECOMPOSES = frozenset(
+DECOMPOSES = frozenset(
     """
     cholesky cholesky_update eig eigh geqp3 geqrf hessenberg lu qr schur svd triangular_solve
     tridiagonal tridiagonal_solve custom_linear_solve
@@ -210,6 +211,11 @@ def _expanded(at: At) -> Sequence[Any]:
 def _is_inner(eqn: JaxprEqn) -> bool:
     """Whether a contraction is an inner product of vectors."""
     return free_dimensions(eqn) == (0, 0) or at_least(1, element_count(eqn.outvars[0]))
+
+
+def _warps(at: At) -> bool:
+    """Whether a contraction applies a constant matrix to points."""
+    return any([m.fixed and multiplies_points(at.eqn, i) for i, m in enumerate(at.made[:2])])
 
 
 def _chained(at: At) -> Sequence[Any]:
@@ -326,7 +332,7 @@ ROWS = (
     Row(
         Need.LEADS,
         _LOWERED,
-        lambda at: () if cannot_pay(at.eqn) else at.eqn.invars[:3],
+        lambda at: () if cannot_pay(at.eqn) or _warps(at) else at.eqn.invars[:3],
         _LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
         stops=casts_to_integer,
@@ -349,7 +355,7 @@ ROWS = (
     ),
     Row(
         Need.DECOMPOSED,
-        _DECOMPOSES,
+        DECOMPOSES,
         lambda at: at.eqn.invars,
         _CHEAP | {"exp", "exp2", "sqrt", "pow"},
         "a Kalman filter was NaN where float32 is finite, a ridge regression 10 to 22 % off",

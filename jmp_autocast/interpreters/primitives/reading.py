@@ -170,6 +170,19 @@ def free_dimensions(eqn: JaxprEqn) -> tuple[int, int] | None:
     return left, right
 
 
+def multiplies_points(eqn: JaxprEqn, matrix: int) -> bool:
+    """Returns whether a matmul applies a matrix to columns `x, y` or `x, y, z`, which are last.
+
+    Args:
+        eqn: The equation.
+        matrix: The position of the matrix.
+    """
+    if eqn.primitive.name != "dot_general" or min(free_dimensions(eqn) or (0,)) < 1:
+        return False
+    shape, contracting = aval_of(eqn.invars[1 - matrix]).shape, dot_dimensions(eqn)[0]
+    return shape[-1] in (2, 3) and len(shape) - 1 not in contracting[1 - matrix]
+
+
 def is_norm(eqn: JaxprEqn) -> bool:
     """Returns whether a contraction is a sum of squares: `einsum("id,id->i", x, x)`.
 
