@@ -86,16 +86,16 @@ class ValueState:
 
 
 class Demand(enum.Flag):
-    """In which dtypes the readers of a value read it."""
+    """The dtypes in which consumers read a value."""
 
     NONE = 0
     LOW = enum.auto()
     FULL = enum.auto()
 
-    def __or__(self, other: Demand) -> Demand:
+    def __or__(self, other: Any) -> Demand:
         return _DEMANDS[self._value_ | other._value_]
 
-    def __and__(self, other: Demand) -> Demand:
+    def __and__(self, other: Any) -> Demand:
         return _DEMANDS[self._value_ & other._value_]
 
     @classmethod
