@@ -191,12 +191,20 @@ def spline(points):
 ROUND_IT = np.block([[spline(POINTS)], [np.zeros((3, 3)), spline(POINTS)[:, :3].T]])
 ROUND_IT = np.linalg.inv(ROUND_IT)[:, :20].astype(np.float32)
 PIXELS = spline(normal(100, 2)).astype(np.float32)
+
+
+def of_both_halves(points):
+    # Joined, the points are no longer read by the product itself.
+    return PIXELS @ (ROUND_IT @ jnp.concatenate([points[:10], points[10:]]))
+
+
 SPLINES = {
     "spline": lambda p: PIXELS @ (ROUND_IT @ p),
-    "spline, moved points": lambda p: PIXELS @ (ROUND_IT @ (p / 2 + POINTS.astype(p.dtype))),
+    "of a layer": lambda p: of_both_halves(np.eye(20, dtype=p.dtype) @ p + POINTS),
     "splines": lambda p: jnp.einsum("pk,bkc->bpc", PIXELS, ROUND_IT @ jnp.stack([p, 2 * p])),
 }
-NEARBY = (POINTS + 0.05 * normal(20, 2)).astype(np.float32)
+POINTS = POINTS.astype(np.float32)
+NEARBY = np.round(16 * normal(20, 2)).astype(np.float32) / 256  # 16 bits hold it
 DIFFERENCES |= {name: (fn, (NEARBY,), 1e-3, relative) for name, fn in SPLINES.items()}
 
 
