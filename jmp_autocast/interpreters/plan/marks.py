@@ -192,9 +192,11 @@ def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
 
 
 def _of_number(literal: Literal) -> Marks:
-    val = literal.val
-    is_real = isinstance(val, int | float | np.generic | np.ndarray) and np.isrealobj(val)
-    return WHOLE_NUMBER if is_real and np.all(np.isfinite(val) & (np.rint(val) == val)) else NUMBER
+    val, dtype = literal.val, aval_of(literal).dtype
+    if not (jnp.issubdtype(dtype, jnp.number) or dtype == bool) or np.iscomplexobj(val):
+        return NUMBER
+    val = np.asarray(val, np.float64)
+    return WHOLE_NUMBER if np.all(np.isfinite(val) & (np.rint(val) == val)) else NUMBER
 
 
 def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, Atom]:
@@ -266,12 +268,16 @@ def full_size(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
         eqn: The equation.
         made: The marks of its operands.
     """
-    shape = aval_of(eqn.outvars[0]).shape
+    shape = _shape(eqn.outvars[0])
     return [
         i
         for i, (v, m) in enumerate(zip(eqn.invars, made, strict=True))
-        if not isinstance(v, Literal) and not m.spread and aval_of(v).shape == shape
+        if not isinstance(v, Literal) and not m.spread and _shape(v) == shape
     ]
+
+
+def _shape(v: Atom) -> Any:
+    return getattr(aval_of(v), "shape", None)  # a token has none
 
 
 def adds(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:

@@ -213,6 +213,11 @@ def _is_inner(eqn: JaxprEqn) -> bool:
     return free_dimensions(eqn) == (0, 0) or at_least(1, element_count(eqn.outvars[0]))
 
 
+def _is_float32(at: At) -> bool:
+    """Whether a contraction is no product in 16 bits."""
+    return cannot_pay(at.eqn) or _warps(at) or bool(at.need & OF_PRODUCTS)
+
+
 def _warps(at: At) -> bool:
     """Whether a contraction applies a constant matrix to points."""
     return any([m.fixed and multiplies_points(at.eqn, i) for i, m in enumerate(at.made[:2])])
@@ -332,7 +337,7 @@ ROWS = (
     Row(
         Need.LEADS,
         _LOWERED,
-        lambda at: () if cannot_pay(at.eqn) or _warps(at) else at.eqn.invars[:3],
+        lambda at: () if _is_float32(at) else at.eqn.invars[:3],
         _LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
         stops=casts_to_integer,
