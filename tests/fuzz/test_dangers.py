@@ -6,6 +6,7 @@ from jmp_autocast import CastPolicy, register_rule
 from jmp_autocast.interpreters.plan import basic_plans, votes
 
 from .dangers import draw, run
+from .taken_out import without_link
 
 
 @pytest.mark.parametrize("block", range(2))
@@ -25,10 +26,15 @@ def without_summands(patch):
     patch.setattr(votes, "_CLASSES", ((votes._SHIFTS, lambda *_: False), *kept))
 
 
+def without_float32_windows(patch):
+    without_link("PROMOTIONS", "_leads_to_no_product")(patch)
+    register_rule("reduce_window_sum", CastPolicy.PROMOTE)
+
+
 # family: what is taken from the planner
 LOST = {
     "summands": without_summands,
-    "windows": lambda patch: register_rule("reduce_window_sum", CastPolicy.PROMOTE),
+    "windows": without_float32_windows,
     "rows": lambda patch: patch.setattr(basic_plans, "is_replicated", lambda *_: False),
     "updates": without_summands,
 }

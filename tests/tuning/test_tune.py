@@ -227,7 +227,7 @@ def test_the_policy_that_it_starts_from_stays():
 
 
 def test_a_reduction_is_kept_in_its_own_form():
-    start = FP16.with_rules({"reduce_sum": "PROMOTE"})
+    start = FP16.with_rules({"reduce_sum": "PROMOTE", "mul": "PROMOTE"})
 
     def model(x):
         h = x @ EYE

@@ -60,7 +60,11 @@ def computed_wants(
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
     dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
-    return [w if d is None else dataclasses.replace(w, dtype=d) for w, d in dtypes]
+    # A product that consumes it would keep a float32 output in 16 bits until its cast.
+    return [
+        w if d is None else dataclasses.replace(w, dtype=d, needs=w.needs if is_16_bit(d) else 0)
+        for w, d in dtypes
+    ]
 
 
 def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Other]:

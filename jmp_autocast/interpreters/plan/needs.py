@@ -191,7 +191,7 @@ def _expanded(at: At) -> Sequence[Any]:
         # is an average that is averaged again, along another axis, and `(a @ p) @ a`.
         if not at.need & Need.EXPANDED:
             return ()
-        if cannot_pay(at.eqn) or _is_inner(at.eqn):
+        if (cannot_pay(at.eqn) or _is_inner(at.eqn)) and _is_quadratic(at):
             return at.eqn.invars[:2]
         pairs = zip(at.eqn.invars[:2], at.made, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
@@ -213,6 +213,22 @@ def _is_inner(eqn: JaxprEqn) -> bool:
     return free_dimensions(eqn) == (0, 0) or at_least(1, element_count(eqn.outvars[0]))
 
 
+def _is_quadratic(at: At) -> bool:
+    """Whether a contraction is `(a @ p) @ a`."""
+    a, b = _origins(at, at.eqn)
+    makers = [(at.makers.get(v), other) for v, other in ((a, b), (b, a))]
+    return any(
+        maker is not None
+        and maker.primitive.name in _CONTRACTS
+        and any(other is v for v in _origins(at, maker))
+        for maker, other in makers
+    )
+
+
+def _origins(at: At, eqn: JaxprEqn) -> list[Atom]:
+    return [v if isinstance(v, Literal) else at.moved.get(v, v) for v in eqn.invars[:2]]
+
+
 def _is_float32(at: At) -> bool:
     """Whether a contraction is no product in 16 bits."""
     return cannot_pay(at.eqn) or _warps(at) or bool(at.need & OF_PRODUCTS)
@@ -231,7 +247,7 @@ def _chained(at: At) -> Sequence[Any]:
     if not at.need & _OF_MATRICES:
         return ()
     # The Gram matrix of a rounded value is one; `h @ p @ h.T` is not, if `h @ p` was rounded.
-    a, b = [v if isinstance(v, Literal) else at.moved.get(v, v) for v in at.eqn.invars[:2]]
+    a, b = _origins(at, at.eqn)
     return () if a is b else at.eqn.invars[:2]
 
 
