@@ -191,8 +191,8 @@ def _expanded(at: At) -> Sequence[Any]:
         # is an average that is averaged again, along another axis, and `(a @ p) @ a`.
         if not at.need & Need.EXPANDED:
             return ()
-        if (cannot_pay(at.eqn) or _is_inner(at.eqn)) and _is_quadratic(at):
-            return at.eqn.invars[:2]
+        if at_least(1, reduction_depth(at.eqn)) or (_is_inner(at.eqn) and _is_quadratic(at)):
+            return at.eqn.invars[:2]  # of an outer product, or of `(a @ p) @ a`
         pairs = zip(at.eqn.invars[:2], at.made, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
     # `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` by convolutions, by products or of a batch.
