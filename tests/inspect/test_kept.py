@@ -100,8 +100,8 @@ PARAMS = {"w": W, "ws": np.stack([W] * 3)}
 
 
 def test_activations_count_and_parameters_do_not():
-    # The input in bfloat16, and the cosine in float32: no product consumes the sine. The cast weight
-    # is a parameter.
+    # The input in bfloat16, and the cosine in float32, as no product consumes the sine. The cast
+    # weight is a parameter.
     assert kept(dense, {"w": W}, ROW) == (2 * ARRAY + 4 * ARRAY, 4 * ARRAY)
     # The cosine alone: the input of the program is in memory anyway.
     pinned = BF16.with_rules({"dot_general": CastPolicy.FP32})

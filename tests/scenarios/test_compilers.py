@@ -22,9 +22,8 @@ from tests.support.compiler_programs import (
     conv,
     mixed_dots,
     of,
-    result_dtypes,
 )
-from tests.support.jaxprs import assert_dots_run_in, dtypes, inner_jaxprs, open_jaxpr, trace
+from tests.support.jaxprs import assert_dots_run_in, dtypes, find, inner_jaxprs, open_jaxpr, trace
 
 in_combinations = pytest.mark.parametrize(("dtype", "level"), COMBINATIONS)
 
@@ -58,7 +57,9 @@ def test_the_gradient_of_a_model(losses, model, dtype, level):
     jaxpr = trace(jax.grad(cast(loss, dtype, level), has_aux=True), params, batch)
     assert_dots_run_in(dtype, jaxpr)
     assert not mixed_dots(jaxpr)
-    assert {*result_dtypes(jaxpr, "reduce_sum", "scatter-add", "cumsum")} == {"float32"}
+    sums = [e for e in find(jaxpr, "reduce_sum") if not adds_nothing_up(e)]
+    sums += find(jaxpr, "scatter-add", "cumsum")
+    assert {*dtypes([e.outvars[0] for e in sums])} == {"float32"}
     count = len(jax.tree.leaves(params))
     assert count > 4
     for gradient in jaxpr.jaxpr.outvars[:count]:
@@ -91,13 +92,18 @@ _SUMS = ("add_any", "reduce_sum", "scatter-add")
 _MOVES = ("convert_element_type", "transpose", "reshape", "broadcast_in_dim", "squeeze", "rev")
 
 
+def adds_nothing_up(eqn):
+    """Whether the axes of a sum have one element: it undoes a broadcast."""
+    return eqn.invars[0].aval.size == eqn.outvars[0].aval.size
+
+
 def assert_sum_is_float32(jaxpr, gradient):
     """From the last sum on, a gradient is float32, and it is not cast down after it."""
     makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     while not isinstance(gradient, Literal) and gradient in makers:
         eqn = makers[gradient]
         name, k = eqn.primitive.name, eqn.outvars.index(gradient)
-        if name in _MOVES:
+        if name in _MOVES or (name == "reduce_sum" and adds_nothing_up(eqn)):
             gradient = eqn.invars[0]
             continue
         if name in _SUMS or (name == "scan" and k < scan_split(eqn.params)[1]):

@@ -13,8 +13,16 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Any, TypeAlias
 
 from ...policies.callables import has_hash
-from ..compat import AnyJaxpr, JaxprEqn, Literal, body_of, consts_of, name_entries, source_line
-from ..primitives.structure import called, holds_rules, rule_of
+from ..compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    Literal,
+    body_of,
+    consts_of,
+    name_entries,
+    source_file_and_line,
+)
+from ..primitives.structure import called
 from .graph import Step
 from .segments import Unit
 
@@ -100,16 +108,20 @@ def _key_of_segment(unit: Unit) -> Hashable:
 def _key_of_step(step: Step, unit: Unit, number: Callable[[Any], Hashable]) -> Hashable:
     return (
         tuple(eqn.ctx for eqn in (*step.around, step.eqn)),
-        source_line(step.eqn),
+        source_file_and_line(step.eqn),
         tuple(map(number, step.operands)),
         tuple((number(v), v in unit.saved) for v in step.results),
-        _key_of_equation(step.eqn),
+        _key_of_equation(step.eqn) if step.rule is None else _key_of_rule(step),
     )
 
 
+def _key_of_rule(step: Step) -> Hashable:
+    # The rule is a new object in each trace, with the same results.
+    function = _key(called(step.eqn))
+    return step.eqn.primitive, function, _key_of_jaxpr(step.rule, function)
+
+
 def _key_of_equation(eqn: JaxprEqn) -> Hashable:
-    if holds_rules(eqn):  # a new object in each trace
-        return rule_of(eqn)[0], _key(called(eqn))
     return eqn.primitive, tuple((name, _key(x)) for name, x in eqn.params.items())
 
 
@@ -127,8 +139,18 @@ def _key(x: Any) -> Hashable:
     return type(x), x, str(x) if isinstance(x, float) else ""
 
 
-def _key_of_jaxpr(jaxpr: AnyJaxpr) -> Hashable:
-    """Returns a key that is equal for equal jaxprs, open or closed."""
+def _key_of_call(eqn: JaxprEqn, itself: Hashable) -> Hashable:
+    is_itself = eqn.primitive.name == "custom_jvp_call" and _key(called(eqn)) == itself
+    return eqn.primitive if is_itself else _key_of_equation(eqn)
+
+
+def _key_of_jaxpr(jaxpr: AnyJaxpr, itself: Hashable = None) -> Hashable:
+    """Returns a key that is equal for equal jaxprs.
+
+    Args:
+        jaxpr: The jaxpr, open or closed.
+        itself: The key of its primal function, which a derivative may call.
+    """
     body = body_of(jaxpr)
     number = _numbering((*body.constvars, *body.invars))
     return (
@@ -139,7 +161,7 @@ def _key_of_jaxpr(jaxpr: AnyJaxpr) -> Hashable:
                 tuple(map(number, eqn.invars)),
                 tuple(map(number, eqn.outvars)),
                 eqn.ctx,
-                _key_of_equation(eqn),
+                _key_of_call(eqn, itself),
             )
             for eqn in body.eqns
         ),

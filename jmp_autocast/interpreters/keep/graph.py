@@ -108,6 +108,7 @@ class Step:
         level: The highest among its operands.
         results: Its results.
         values: The operands that are no literals.
+        rule: The jaxpr of the derivative of a function with a cheap rule of its own.
     """
 
     eqn: JaxprEqn
@@ -119,6 +120,7 @@ class Step:
     level: int = 0
     results: list[Value] = dataclasses.field(default_factory=list)
     values: list[Value] = dataclasses.field(init=False)
+    rule: Any = None
 
     def __post_init__(self) -> None:
         self.values = [x for x in self.operands if isinstance(x, Value)]
@@ -236,8 +238,10 @@ def _kind(step: Step) -> StepKind:
     # `jax.checkpoint` applies `reduce_precision` to saved values, which takes no complex number.
     if any(_is_float(v.aval, jnp.complexfloating) for v in (*step.values, *eqn.outvars)):
         return StepKind.OPAQUE
-    if "cheap" not in words and not _has_cheap_rule(eqn):
-        return StepKind.OPAQUE
+    if "cheap" not in words:
+        step.rule = _cheap_rule(eqn)
+        if step.rule is None:
+            return StepKind.OPAQUE
     if not all(v.is_stored for v in step.values):
         return StepKind.CHEAP
     # The cast or transpose of a parameter is as large as the parameter, and computed once. A value
@@ -291,13 +295,13 @@ def _is_float(aval: Any, kind: Any = jnp.inexact) -> bool:
 # --- rules of their own ----------------------------------------------------------------------
 
 
-def _has_cheap_rule(eqn: JaxprEqn) -> bool:
-    """Returns whether a ``custom_jvp`` function and its derivative hold cheap steps alone.
+def _cheap_rule(eqn: JaxprEqn) -> Any:
+    """Returns the derivative of a ``custom_jvp`` function, if both hold cheap steps alone.
 
     So it is with JAX's own `jax.nn.relu`. Any other rule is the user's affair, and never run again.
     """
     if eqn.primitive.name != "custom_jvp_call" or not _is_cheap(called(eqn)):
-        return False
+        return None
     avals = [v.aval for v in eqn.invars]
     moving = [i for i, aval in enumerate(avals) if _is_float(aval)]
 
@@ -306,9 +310,10 @@ def _has_cheap_rule(eqn: JaxprEqn) -> bool:
         return jax.jvp(function, [xs[i] for i in moving], tangents)
 
     try:
-        return _is_cheap(fresh_make_jaxpr(derivative, avals, [avals[i] for i in moving]))
+        jaxpr = fresh_make_jaxpr(derivative, avals, [avals[i] for i in moving])
     except Exception:  # a rule of the user's own may refuse in any way; it refuses again if needed
-        return False
+        return None
+    return jaxpr if _is_cheap(jaxpr) else None
 
 
 def _is_cheap(jaxpr: AnyJaxpr) -> bool:

@@ -193,7 +193,7 @@ def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
 
 def _of_number(literal: Literal) -> Marks:
     val, dtype = literal.val, aval_of(literal).dtype
-    if not (jnp.issubdtype(dtype, jnp.number) or dtype == bool) or np.iscomplexobj(val):
+    if not (jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b") or np.iscomplexobj(val):
         return NUMBER
     val = np.asarray(val, np.float64)
     return WHOLE_NUMBER if np.all(np.isfinite(val) & (np.rint(val) == val)) else NUMBER
