@@ -406,7 +406,9 @@ def _holds_whole(at: Place, i: int) -> bool | None:
     if not at.made[i].whole:
         return None
     known = state.known_value
-    return state.may_be_rounded or (known is not None and at.compute_dtype.type(known) == known)
+    with np.errstate(over="ignore"):  # infinity is another number
+        is_held = known is not None and at.compute_dtype.type(known) == known
+    return state.may_be_rounded or bool(is_held)
 
 
 def _reads_exponentials(at: Place) -> EquationPlan | None:
