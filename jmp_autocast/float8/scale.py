@@ -53,7 +53,7 @@ class Weight:
     """The tag of a parameter, or of a value that is computed from parameters alone.
 
     Args:
-        scales: The number of first dimensions with several scales; None if not stored in 8 bits.
+        scales: How many leading dimensions the scale has; None if not stored in 8 bits.
         trained: Whether it may have a gradient; a `QuantizedArray` has none.
     """
 
@@ -211,7 +211,7 @@ def _inverse(x: Any, dtype: np.dtype, rows: tuple[int, ...]) -> Any:
     exponent = (largest + jnp.int32(_CARRY)) & jnp.int32(_EXPONENT)
     power = lax.bitcast_convert_type(exponent, FLOAT32)
     inverse = lax.clamp(_SMALLEST, power * (1 / _TOP[dtype]), 1 / _SMALLEST)
-    # NaN for the whole scale: the other elements would be finite, and wrong.
+    # A NaN or infinity makes the scale NaN, or other elements would be wrong.
     is_finite = largest < jnp.int32(_EXPONENT)
     return lax.select(is_finite, inverse, lax.full_like(inverse, jnp.nan))
 

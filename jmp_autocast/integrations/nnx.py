@@ -115,7 +115,7 @@ class NNXAutocast(Autocast):
         with self.opened(self._fn, self._options.params, args, kwargs) as call:
             options = self._options_of(call)
             out, changed, after = run_call(self, call.fn, options, call.args, call.kwargs)
-            # State must keep its dtype: where outputs need not, both are cast out here.
+            # Outputs may stay as computed, but state must keep its declared dtypes.
             if options.output_dtype == "computed":
                 changed = cast_leaves(changed, after.dtypes)
             out = cast_outputs(out, self._options)

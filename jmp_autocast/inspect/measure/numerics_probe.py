@@ -126,7 +126,7 @@ class NumericsProbe(Probe):
     def passes_on(self, arguments: Iterable[Any], results: Iterable[Any]) -> Any:
         """Returns whether arguments hold a NaN or an infinity that results show.
 
-        A result shows a NaN, and an infinity if it is a scalar: an array may be masked by them.
+        An infinity counts only in a scalar result: an array may be masked with infinities.
         """
         shown = [self.flags_of(x) & (_NAN if jnp.ndim(x) else _NAN | _INF) for x in results]
         reached = functools.reduce(operator.or_, shown, np.uint8(0)) > 0

@@ -48,7 +48,7 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
         reads: Sequence[Demand] = demands_behind_moves(inner) if isolates(eqn) else ()
         for i, key in source_copies(inner, known):
             if isolates(eqn):
-                # Beside a float32 read the copy would be sent to the devices on top.
+                # If the body also reads float32, devices would receive both arrays.
                 enters = isinstance(key, np.dtype) and reads[i] is Demand.LOW
             else:
                 enters = _is_handed_in(eqn, body, i, plan.given[body.operands[i]], key)

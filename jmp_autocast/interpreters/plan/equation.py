@@ -348,9 +348,9 @@ def _reads_positions(at: Place) -> EquationPlan | None:
 
     Without it: the angle of position 255, a number of bfloat16, is half a radian off.
     """
-    # An angle is a position times a frequency. Those that are counted in the program are
-    # positions; integers from outside are where at most three are summed (x, y, z): more are a
-    # mask, one-hot rows, an adjacency or a weight.
+    # An angle is a position times a frequency. Integers with a known bound are positions. Inputs
+    # have none: they are positions if at most three are summed (x, y, z), else a mask, one-hot
+    # rows, an adjacency or a weight.
     for i in (0, 1):
         bound = at.given[i].integer_bound
         is_counted = bound is not None and 1 < bound < math.inf

@@ -355,7 +355,7 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
         found = Marks(squares=2) if m.power == 2 else ADDED_UP
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
-        m = m._replace(spread=0)  # one of the copies
+        m = m._replace(spread=0)  # at most the elements before a broadcast
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":
@@ -577,12 +577,12 @@ def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
         before, made = list(inputs), of(marks_of(jaxpr, inputs, memo), jaxpr.outvars)
         for i, k in body.carries:
             inputs[i] = Marks.union([inputs[i], made[k]])._replace(summed=inputs[i].summed)
-        if inputs == before:  # a union of more has more of one kind of mark, and less of others
+        if inputs == before:  # it ends: `union` moves each mark in one direction only
             return inputs
 
 
 def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
-    """Returns the marks of a loop's inputs, with the carries that are sums of `exp` so far."""
+    """Returns the marks of a loop's inputs; carries that accumulate `exp` are exponential."""
     jaxpr = body_of(body.jaxpr)
 
     def marked(at: Collection[int]) -> list[Marks]:

@@ -263,7 +263,7 @@ def _ranked(at: At) -> Sequence[Any]:
         return at.eqn.invars if at.made[0].saturated else ()
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
-    # A threshold is no rank.
+    # A comparison with a given value is a threshold: it ranks nothing.
     return () if any([m.given for m in at.made]) else at.eqn.invars
 
 

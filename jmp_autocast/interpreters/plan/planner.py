@@ -123,8 +123,8 @@ class Planner:
         plan = plan or self._plan(jaxpr, *question)
         if kind is not None and twin is None:
             self._kinds[kind, *question] = plan
-        # The scopes are part of the question only as far as the policy looks at them: `Regions`.
-        # The jaxpr is kept alive with its plan, or another could get its id.
+        # `path` has only the scopes that the policy distinguishes: `Regions`.
+        # The cache keeps the jaxpr alive, or another could get its id.
         self._plans[key] = jaxpr, plan
         return plan
 

@@ -76,7 +76,7 @@ def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
 
 
 def _finalised(jaxpr: AnyJaxpr, platform: str, made: dict[int, tuple[Any, Any]]) -> Any:
-    """Returns a jaxpr for a platform, made once, so that equations that share one still do."""
+    """Returns a jaxpr for a platform, memoized: equations that share one still share it."""
     if id(jaxpr) in made:
         return made[id(jaxpr)][1]
     finalised = functools.partial(_finalised, platform=platform, made=made)

@@ -35,8 +35,8 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
         Its results.
     """
     results = arrays = [value.array for value in operands]
-    # The move of a cast integer or bool is the cast itself, to the dtype of the request; any other
-    # is a change of weak type, for a value in another dtype.
+    # A cast is bound only if it casts to the planned dtype, as that of an integer or bool does. Any
+    # other changes only the weak type, and returns its operand.
     if cast_dtype(eqn) in (None, plan.results[0].dtype):
         results = bind_cached(eqn.primitive, arrays, eqn.params)
         results = results if eqn.primitive.multiple_results else [results]

@@ -92,7 +92,7 @@ class _Picking:
                 self._made.append((eqn, of))
 
     def planned(self) -> Plan:
-        """Returns the plan with all equations."""
+        """Returns the plan, with the equations that compute picked elements."""
         made, self._made = self._made, []
         read = {v for eqn, of in made for v in _read_in(FLOAT32, eqn, of)}
         self._narrow &= read

@@ -216,7 +216,7 @@ class Rewriter(KeepsValues):
             return self.emit_equation(eqn, plan, operands)
 
     def _opened(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-        """Emits the body of a call, so that JAX checks each of its results."""
+        """Emits a call equation by equation, so that JAX checks each result."""
         if plan.inner:
             return self._inlined(eqn, plan, operands)
         results = as_function(called(eqn), _checked)(*read(plan, operands))

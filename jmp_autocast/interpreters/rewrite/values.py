@@ -74,8 +74,8 @@ class Value:
             if not self.meets_in_float32:
                 return self.array
             return source_view(self.copy(FLOAT32), self.array)
-        # A computed value needs no view: its cotangents are added in the dtype in which it was
-        # computed. Nor does a value with wider copies only.
+        # A computed value needs no `source_view`: its cotangents are added in its own dtype. Nor
+        # does a copy that is wider than the value.
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
         return source_view(self.array, low) if self.source and is_rounded else low
 
