@@ -83,9 +83,9 @@ class Need(enum.IntFlag):
 
 
 NOTHING = Need(0)
-LOST = Need.POLE | Need.SHARP
-HARMED = LOST | Need.SNAP
-OF_PRODUCTS = Need.EXPANDED | Need.DECOMPOSED | Need.CHAINED
+LOST: Need = Need.POLE | Need.SHARP
+HARMED: Need = LOST | Need.SNAP
+OF_PRODUCTS: Need = Need.EXPANDED | Need.DECOMPOSED | Need.CHAINED
 """What contractions are asked for, too: the guards of `equation` keep them in float32."""
 _OF_MATRICES = Need.DECOMPOSED | Need.CHAINED
 
