@@ -5,10 +5,10 @@ matmul of cuBLASLt. Here that is one equation. In derivatives, too, every produc
 operands: tangents and cotangents are quantized to the wider format, and the other factor was
 quantized in the forward pass, so that 8 bits of it are kept for the backward pass.
 
-Scales of rows multiply the result as two vectors, if no scale lies along a contracted dimension. In
-a gradient one does: that of an output of the weight, or of a token. It multiplies the cotangent
-before the cotangent is quantized, so that the kept factor serves as it is: a weight, and an
-activation, has one 8-bit copy for all three products.
+With row scales the result is multiplied by two vectors, one per factor. This needs scales constant
+along the contracted dimensions. In a backward product those of the kept factor (of weight outputs
+or of tokens) are not: they multiply the cotangent before it is quantized. So one 8-bit copy of a
+weight or activation serves all three products.
 """
 
 from __future__ import annotations

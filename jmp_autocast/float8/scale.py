@@ -129,7 +129,7 @@ class ScaleOf:
         return "anew" if self.values.rows else "stays"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
-        """Returns the scale alone."""
+        """Returns only the scale."""
         rows, rest = _scale_dimensions(self.values, x.ndim, tag)
         inverse = _inlined(_inverse, self.values.format, rows)(lax.stop_gradient(x))
         return {self: lax.squeeze(inverse, rest)}

@@ -108,7 +108,7 @@ class Tapped:
     def _checkpoint(
         self, eqn: JaxprEqn, jaxpr: AnyJaxpr, operands: list[Any], zeros: Tree
     ) -> Sequence[Any]:
-        """Binds a checkpoint, which recomputes the same values as the user's."""
+        """Rebinds the user's checkpoint, policy included, on the tapped body."""
         leaves, tree = jax.tree.flatten(zeros)
         count = len(operands)
 

@@ -195,7 +195,7 @@ def compare_programs(
 def compare_arrays(
     arrays: Mapping[str, Any], others: Mapping[str, Any], args: Any, kwargs: Any
 ) -> ProgramComparison:
-    """Compares the arrays of the same name in two dicts; there must be no other arguments."""
+    """Compares arrays of the same name in two dicts; raises if `args` or `kwargs` are set."""
     if args or kwargs or not isinstance(others, Mapping):
         raise wrong_type("compare of a dict of arrays takes another dict as against=", others, _FIX)
     for name, x in (*arrays.items(), *others.items()):

@@ -262,7 +262,7 @@ def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Any, Atom]) -> list[
 
 
 def full_size(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
-    """Returns the operands that are as large as the result, and no smaller values repeated.
+    """Returns the positions of operands with the result's shape that are not broadcasts.
 
     Args:
         eqn: The equation.

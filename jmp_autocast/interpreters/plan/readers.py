@@ -67,7 +67,7 @@ class Readers:
             elif want.is_known or want.demand:
                 self._read(v, want.demand, want.reader, want.first_full, want.fulls)
             else:
-                # The consumers outside are not known yet: no reason to change it.
+                # Outer consumers are not known yet: leave the dtype of `v` alone.
                 self._read(v, Demand.LOW | Demand.FULL, "")
         self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 

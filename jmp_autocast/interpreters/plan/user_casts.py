@@ -67,7 +67,7 @@ def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
     # rounded and widened again.
     demand = Demand.of(target)
     if demand is Demand.LOW and target != at.region.compute_dtype:
-        # It has digits, or a range, that the compute dtype has not: nothing is rounded for it.
+        # The compute dtype lacks digits or range of `target`: do not round the producer.
         demand |= Demand.FULL
     lowers = at.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None

@@ -1,4 +1,4 @@
-"""Which operands decide the dtype of an equation that promotes, and which literals object."""
+"""Which operands set the dtype of a promoting equation, and which literals forbid 16 bits."""
 
 from __future__ import annotations
 

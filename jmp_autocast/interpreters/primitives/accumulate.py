@@ -191,8 +191,8 @@ def _factor_of(
         sources: The positions of the factors that are copies of sources.
 
     Returns:
-        The position of the factor that the operand differentiates (0 or 1), the other factor, and
-        the operands without a derivative; None if the result does not depend on operand ``i``.
+        The position (0 or 1) of the factor that a tangent of the operand replaces, the other
+        factor, and the operands after both; None if operand ``i`` gets no derivative.
     """
     count = len(operands) - len(sources)
     if i < count and (i in sources or i > 1):
