@@ -295,7 +295,7 @@ def rows_of(name: str, folder: pathlib.Path) -> list[dict[str, Any]] | str:
     """Returns what a runtime did with each program, or why it is not installable."""
     environment = folder / name.split()[0].rstrip(",").lower().replace(":", "_")
     python = environment / "bin" / "python"
-    if not python.exists():
+    if not (environment / "bin" / "pip").exists():
         venv.create(environment, with_pip=True)
     install = [python, "-m", "pip", "install", "-q", *RUNTIMES[name].pins]
     done = subprocess.run(install, capture_output=True, text=True, check=False)
