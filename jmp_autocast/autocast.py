@@ -31,7 +31,6 @@ from .interpreters.compat import (
     mark_frames,
 )
 from .interpreters.compat.kernel_calls import kernels_in
-from .interpreters.compat.other_interpreters import register_with_imported
 from .interpreters.compat.settings import (
     backends_are_set_up,
     default_precision,
@@ -350,7 +349,6 @@ def run_call(
         kwargs: The keyword arguments.
     """
     start = repeats.clock()
-    register_with_imported()
     planned = plan_call(fn, options, args, kwargs)
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)
