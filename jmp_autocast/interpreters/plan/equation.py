@@ -89,9 +89,6 @@ def plan_equation(at: Place) -> EquationPlan:
         The plan of the equation.
     """
     plan = next(_plans(DECISIONS, at))
-    if isinstance(plan.action, Keep) and reading.names_algorithm(at.eqn):
-        # XLA:CPU ignores algorithms: the emitted primitive lowers them on CPUs, even unchanged.
-        plan = dataclasses.replace(plan, action=BIND)
     if at.region.precision:
         return in_precision(at, plan, at.region.precision)
     return in_default_precision(at, plan) if at.region.default_precision else plan

@@ -50,13 +50,8 @@ from ..plan.data import (
     Want,
 )
 from ..plan.float_dtypes import float_dtype
-from ..primitives.accumulate import (
-    accumulating_contraction,
-    is_lowered_by_us,
-    product_in_algorithm,
-)
+from ..primitives.accumulate import accumulating_contraction, is_lowered_by_us
 from ..primitives.cached_bind import bind_cached, cast
-from ..primitives.cpu_algorithms import asks_for_algorithm
 from ..primitives.evaluate import as_function, evaluate
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, called, has_rule, is_plain_call
@@ -310,8 +305,6 @@ class Rewriter(KeepsValues):
             # that the program itself declares in bfloat16 are left alone.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
-        if asks_for_algorithm(eqn.primitive, arrays, params):
-            return [product_in_algorithm(params, *arrays)]
         # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
         out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
         return out if eqn.primitive.multiple_results else [out]
