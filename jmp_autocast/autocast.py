@@ -13,7 +13,7 @@ import jax
 
 from .backend import Choice
 from .call import arguments, repeats
-from .call.forms import Decorator, NoContext, check_form, hide_mistakes
+from .call.forms import Decorator, NoContext, check_form, check_options, hide_mistakes
 from .call.kernels import kernels_of, traced_with_kernels
 from .call.options import Options, autocast_options
 from .call.outputs import OutputDtype, as_traced, want_of
@@ -241,6 +241,34 @@ def opened(
 ) -> AbstractContextManager[arguments.Opened]:
     """Returns the context of a call of any function, without the state of its objects."""
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
+
+
+def wrapper_for(
+    by: str, fn: Any, policy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Autocast:
+    """Returns the wrapper of a function that a tool plans, or the function if it is one.
+
+    Args:
+        by: The public function of the tool, for messages.
+        fn: The function, or a wrapper of `autocast`.
+        policy: The policy, None for the wrapper's own or the default.
+        args: The positional arguments of the call: stateful objects need their own wrapper.
+        kwargs: The keyword arguments.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        ValueError: ``fn`` is a wrapper, and ``policy`` is given as well.
+    """
+    arguments.check_function(fn, by, "Pass the function itself, then its arguments.")
+    check_options(by, fn, kwargs)
+    if not isinstance(fn, Autocast):
+        return wrapper_of(fn, autocast_options(policy), kind_of(fn, args, kwargs))
+    if policy is not None:
+        raise ValueError(
+            f"{by} got policy= for a function that autocast has already wrapped with its own. "
+            "Leave policy out, or pass the function that was wrapped."
+        )
+    return fn
 
 
 ANNOTATED: Any = jax.make_user_context(False)
