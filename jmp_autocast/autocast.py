@@ -12,7 +12,7 @@ from typing import Any, TypeVar, overload
 import jax
 
 from .backend import Choice
-from .call import arguments, repeats
+from .call import arguments
 from .call.forms import Decorator, NoContext, check_form, check_options, hide_mistakes
 from .call.kernels import kernels_of, traced_with_kernels
 from .call.options import Options, autocast_options
@@ -27,14 +27,12 @@ from .interpreters.compat import (
     ClosedJaxpr,
     body_of,
     fresh_make_jaxpr,
-    is_computed_now,
     mark_frames,
 )
 from .interpreters.compat.kernel_calls import kernels_in
 from .interpreters.compat.settings import (
     backends_are_set_up,
     default_precision,
-    jit_is_disabled,
     with_default_precision,
     without_default_precision,
 )
@@ -90,9 +88,8 @@ def autocast(
     other transformations, from inside and from outside, and with itself: an inner ``autocast``
     governs its region.
 
-    Outside ``jit`` it traces, plans and compiles at each call, and warns once where repeats of a
-    call take more than 0.1 s. Under ``jit`` it does so once per signature, and costs nothing per
-    call.
+    Outside ``jit`` it traces, plans and compiles at each call. Under ``jit`` it does so once per
+    signature, and costs nothing per call.
 
     Args:
         fn: The function, method or callable module. Arrays in its arguments are traced; all
@@ -376,7 +373,6 @@ def run_call(
         args: The positional arguments.
         kwargs: The keyword arguments.
     """
-    start = repeats.clock()
     planned = plan_call(fn, options, args, kwargs)
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)
@@ -390,9 +386,4 @@ def run_call(
     outputs = [
         as_traced(x, aval, options.output_dtype) for x, aval in zip(outputs, avals, strict=True)
     ]
-    if not jit_is_disabled() and all(map(is_computed_now, outputs)):
-        counts: repeats.Repeats = vars(wrapper).setdefault("_repeats", repeats.Repeats())
-        seconds, own = repeats.clock() - start, vars(wrapper)["__wrapped__"]
-        if message := counts.warning(call.shapes, seconds, arguments.name_of(own), own):
-            warnings.warn(message, stacklevel=3)
     return call.unflatten(outputs)
