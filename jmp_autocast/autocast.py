@@ -312,7 +312,7 @@ class PlannedCall:
                 which are planned when JAX differentiates or maps.
         """
         declared = functools.partial(self.declared, planned=planned)
-        # Without a loop there is nothing to plan, and no need for another trace.
+        # Without residuals to plan there is no need for a second trace.
         if not may_plan(self.closed, self.residuals):
             return declared(*arrays)
         closed, is_param = fresh_make_jaxpr(declared, *arrays), self.call.is_param

@@ -142,7 +142,7 @@ class ScaleOf:
 def _scale_dimensions(
     key: Values, rank: int, tag: Tag | None
 ) -> tuple[tuple[int, ...], Sequence[int]]:
-    """Returns the dimensions of a copy with several scales, and those that its scales lack."""
+    """Returns the dimensions along which a copy has several scales, and those to squeeze away."""
     stored = tag.scales or 0 if isinstance(tag, Weight) else 0
     if key.rows or not stored:
         return key.rows, ()

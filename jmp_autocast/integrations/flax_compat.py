@@ -189,7 +189,7 @@ class _WithPath(HashableMapping[Any, Any]):
 
 
 def give_path(module: Any, path: Path, owner: object) -> None:
-    """Gives a module its path, past the ``__setattr__`` of a user's class.
+    """Stores a path in a module; the ``__setattr__`` of a user's class is bypassed.
 
     Args:
         module: A traced copy of the caller's module.

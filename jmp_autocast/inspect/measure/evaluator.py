@@ -145,7 +145,7 @@ class Recorder:
         """Turns measurements into readings: before a loop or a branch, and at the end."""
         measured, held = self._measured, self._held
         self._measured, self._held = [], []
-        # A tick of another mesh goes on here.
+        # The tick may come from another mesh: it is moved to the mesh of this trace.
         self.tick = on_this_mesh(self.tick)
         count = len(measured)
         if not count:
@@ -217,7 +217,7 @@ class Evaluator(SideBySide[Recorder]):
 
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
         """Returns values that no measured equation of this jaxpr has computed."""
-        # The flags are those of the first program, which all others follow.
+        # The values of the first program decide the flags: the others follow its control flow.
         return [Values(x, flags_of(self._probe, x[0])) for x in arrays]
 
     def enters(self, eqn: JaxprEqn) -> bool:

@@ -103,7 +103,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
     plan, shapes = planned.plan, planned.call.shapes
     rewritten = compat.fresh_make_jaxpr(planned.rewritten, *shapes)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    # A gradient holds its residuals inside: a second derivative would have others.
+    # A gradient consumes its own residuals; differentiated again, it would have others.
     residuals = KeptBytes()
     if not is_gradient(planned.closed):
         residuals = kept_bytes(compat.jaxpr_as_fun(rewritten), shapes, params)
@@ -139,7 +139,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
 
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
-    """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
+    """Reports a program that contains autocast: a wrapper in `jax.jit`, a training step."""
     inputs, plan = planned.plan.inputs, _declared_plan(planned.traced)
     visits = walk_plan(plan, planned.call.paths)
     sources = dict(zip(planned.call.paths, inputs, strict=True))

@@ -68,7 +68,7 @@ def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
 
 
 def low_share(rows: Sequence[Row]) -> float:
-    """Returns the share of the FLOPs of matmuls and convolutions on lowered operands; 1 of none."""
+    """Returns the share of matmul and convolution FLOPs on lowered operands; 1 if none."""
     products = [row for row in rows if row.primitive in CONTRACTIONS]
     low = sum(row.flops for row in products if not {"float32", "float64"} & {*row.operands})
     total = sum(row.flops for row in products)

@@ -47,7 +47,7 @@ class Role(enum.Enum):
 
 
 class StepKind(enum.Enum):
-    """What becomes of a step."""
+    """How a step is planned."""
 
     LEAF = "leaf"
     """Moves and casts of parameters and constants: done once, where they stand."""

@@ -279,8 +279,8 @@ def _trace(function: Callable[..., Any], low: np.dtype, operands: Sequence[Any])
 
 @functools.lru_cache(maxsize=4096)
 def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> Any:
-    # `jax.make_jaxpr` has a cache, too, but is slow to find things there. Of JAX's settings only
-    # the mesh has a part in movements and one contraction whose parameters are given.
+    # The lookup in the cache of `jax.make_jaxpr` is slow. Of JAX's settings only the mesh has an
+    # effect on data movement and one contraction with given parameters.
     return jax.make_jaxpr(function)(*avals)
 
 

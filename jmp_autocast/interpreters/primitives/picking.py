@@ -21,7 +21,7 @@ _ELEMENTWISE = frozenset(name for name, words in BACKWARD.items() if "elementwis
 
 
 def picks(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation picks single floats, at most half as many as there are.
+    """Returns whether an equation gathers single floats, at most half of its operand's.
 
     Args:
         eqn: Any equation.
