@@ -159,7 +159,7 @@ def _kept(
     least_share: float,
     least_flops: int = LEAST_FLOPS,
 ) -> K | None:
-    """Returns the equations that ``keeps`` finds, if they have the least share of all products."""
+    """Returns the equations that ``keeps`` selects, if their share of all FLOPs is large enough."""
     # Checked without a walk, which visits each call of one function.
     if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
         return None

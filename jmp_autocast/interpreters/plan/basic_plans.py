@@ -64,7 +64,7 @@ def as_declared(
 
 
 def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
-    """Returns the plan in which all float operands are read in, and results are, ``target``."""
+    """Returns the plan with all float operands and results in ``target``."""
     floats = at.floats
     operands: list[np.dtype | None] = [None] * len(at.given)
     for i in floats:

@@ -43,13 +43,13 @@ def _of_power(it: Operands) -> int:
 
 
 def _negated(it: Operands) -> int:
-    # What scales is taken to be above 0.
+    # Factors are assumed to be positive.
     return -(it.bounds[0] or int(at_least(1, element_count(it.eqn.invars[0]))))
 
 
 def _ended_at(side: int) -> Callable[[Operands], int]:
     def rule(it: Operands) -> int:
-        # By a number, or by an array that itself ends there.
+        # A small operand is such a bound, and so is a full-size one with this bound.
         return side if len(it.large) < len(it.bounds) or side in it.bounds else 0
 
     return rule

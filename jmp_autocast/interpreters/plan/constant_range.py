@@ -142,7 +142,7 @@ def _adds_up_to_0(rows: np.ndarray) -> np.ndarray:
 
 
 def _is_even(array: np.ndarray) -> bool:
-    """Whether there are four or more elements along an axis, at even distances, the same in all."""
+    """Whether four or more elements along an axis are evenly spaced, with equal spacings."""
     for k in range(array.ndim):
         if array.shape[k] < 4:
             continue

@@ -284,7 +284,8 @@ def adds(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
     """Returns the operands of a sum that belongs to chains, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
-    # A given value votes by itself; beside a bias of one example there is no second sum.
+    # A given value votes by itself; with a bias of one example as the other operand there is no
+    # chain.
     summands = [i for i in full_size(eqn, made) if not made[i].given]
     return summands if len(summands) == 2 and not is_convolved([made[i] for i in summands]) else []
 

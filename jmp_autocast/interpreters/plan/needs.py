@@ -72,7 +72,8 @@ class Need(enum.IntFlag):
     LEADS = enum.auto()
     COMPUTED = enum.auto()
 
-    # Those of `enum` are Python: with them a fifth of the time of planning went into joining flags.
+    # The operators of `enum.Flag` are Python code: with them a fifth of the planning time went into
+    # joining flags.
     __or__: Any = int.__or__
     __ror__: Any = int.__ror__
     __and__: Any = int.__and__
@@ -259,7 +260,8 @@ def _snapped(at: At) -> Sequence[Any]:
 
 def _ranked(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name in _EXTREMES:
-        # Whose gradient goes to an element: near 1 many tanh are one number in 16 bits.
+        # The gradient goes to the largest element: near 1, many values of a tanh are equal in 16
+        # bits.
         return at.eqn.invars if at.made[0].saturated else ()
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars

@@ -99,7 +99,7 @@ class Readers:
     def add(
         self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None = None
     ) -> None:
-        """Adds how an equation reads its operands, if it follows the request."""
+        """Records the dtypes of the operands of an equation that follows its request."""
         name = eqn.primitive.name
         demands = plan.demands or self._demands(eqn, plan, request)
         fulls: dict[int, int] = {}
@@ -159,7 +159,7 @@ class Readers:
         return through
 
     def _passes_on(self, eqn: JaxprEqn, plan: EquationPlan) -> bool:
-        """Returns whether rounding commutes: a reader behind it is as good as a direct one."""
+        """Returns whether rounding commutes with an equation: its consumers count as direct."""
         if eqn.primitive.name not in _ROUNDS or any(plan.casts):
             return False
         return any([s.dtype is not None for s in plan.results]) and not self._is_full(plan)

@@ -258,7 +258,8 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
         inner = plan_all(joined)
-    # What steers (the index of a branch, a flag) is read by the equation itself, as declared.
+    # Control operands (a branch index, a flag) are consumed by the equation itself, in declared
+    # dtypes.
     inside = {i for body in held for i in body.operands}
     demands = [Demand.NONE if i in inside else d for i, d in enumerate(full_if_float(at))]
     for plan, body in zip(inner, held, strict=True):
@@ -282,7 +283,7 @@ def _made(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[ValueStat
 
 
 def full_if_float(at: Place) -> list[Demand]:
-    """Returns how an equation itself reads its operands: in their declared dtypes."""
+    """Returns the dtypes of operands that an equation itself consumes: the declared ones."""
     return [Demand.FULL if at.declared(v) == FLOAT32 else Demand.NONE for v in at.eqn.invars]
 
 

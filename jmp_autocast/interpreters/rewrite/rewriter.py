@@ -152,7 +152,7 @@ class Rewriter(KeepsValues):
         Returns:
             The outputs, in the dtypes of the plan's outputs.
         """
-        # Each use of a source reads a view of its own; `Value` remembers the one copy behind them.
+        # Each use of a source is a view of its own; `Value` caches the 16-bit copy that they share.
         given = list(map(Value.of, args, plan.inputs))
         for (i, dtype), copy in copies.items():
             given[i].copies[dtype] = copy
@@ -192,7 +192,7 @@ class Rewriter(KeepsValues):
         return run(jaxpr, steps, held, given)
 
     def _is_flat(self, given: Sequence[Value]) -> bool:
-        """Whether each equation is bound by itself: outside `jit`, or where each is looked at."""
+        """Whether each equation is bound by itself: outside `jit`, checked or labeled."""
         is_watched = self.label or self.planned or is_checked() or self.closed_over.holds_any
         return (
             bool(is_watched)

@@ -83,7 +83,7 @@ def _question(rewriter: Any, plan: Plan, body: Body, copies: Copies, of_planner:
     """Returns the function that makes a rewritten jaxpr, by all that the jaxpr follows from."""
     at, closed = body.takes_copies_at, body.jaxpr  # alive as long as its id is in a key
     asked = id(closed), plan.inputs, plan.wants, plan.path, copies, at
-    # A rewriter and a planner of their own: those of the call hold its program and its arrays.
+    # A new rewriter and planner: those of the call would keep its program and arrays alive.
     like, anew = type(rewriter), rewriter.planner.anew
     key = (*asked, of_planner, trace_context(), registered_rules())
     return Keyed(key, lambda: like(anew()).jaxpr(plan, closed, copies, at))
