@@ -306,7 +306,8 @@ class Evaluator(SideBySide[Recorder]):
             before, in_cond, (carry, in_body, tick) = state
             found = self._measure(body.jaxpr, of_body, [*for_body, *carry], tick)
             outputs = [_where(before, *pair) for pair in zip(found.outputs, carry, strict=True)]
-            # The loop ends with that of the float32 program, as a `cond` takes its branch.
+            # The loop ends when the float32 program ends it, as a `cond` takes the branch of that
+            # program.
             goes_on, again, tick = predicate(outputs, found.tick)
             in_body = merge(in_body, found.readings)
             return goes_on, merge(in_cond, again), Evaluated(outputs, in_body, tick)

@@ -1,7 +1,7 @@
 """The one loop that runs the equations of a jaxpr.
 
-Rewriting, measuring, tapping cotangents and lowering an accumulating contraction differ in the step
-of an equation and in the data for a value; the caller passes both.
+Rewriting, measuring, tapping cotangents and lowering a contraction differ in how they run one
+equation and in how they represent a value; the caller passes functions for both.
 """
 
 from __future__ import annotations

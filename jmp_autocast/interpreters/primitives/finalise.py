@@ -97,13 +97,13 @@ def _finalised(jaxpr: AnyJaxpr, platform: str, made: dict[int, tuple[Any, Any]])
         for e in plain.eqns:
             eqns.append(e.replace(invars=renamed(e.invars, inside), source_info=info))
         atoms.update(zip(eqn.outvars, renamed(plain.outvars, inside), strict=True))
-    # The given one as well, so that no other gets its identity.
+    # The given jaxpr is stored, too, so that no other jaxpr can get its id.
     made[id(jaxpr)] = jaxpr, with_equations(jaxpr, eqns, renamed(body.outvars, atoms))
     return made[id(jaxpr)][1]
 
 
 def _with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:
-    """Returns parameters of an equation with other jaxprs, also of a primitive unknown here.
+    """Returns parameters of an equation with other jaxprs, for any primitive.
 
     Args:
         params: The parameters, or one of them.
