@@ -57,7 +57,7 @@ def follow(
             returns where each result does.
     """
     consts = [constant] * len(body_of(jaxpr).constvars)
-    # Nothing is bound, so that no step needs the context of its equation.
+    # No equation is bound, so no step needs the context of its equation.
     return evaluate(jaxpr, consts, inputs, lambda _: constant, step, lambda _: nullcontext())
 
 

@@ -115,7 +115,7 @@ def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool
 def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     """Returns the dtype in which an equation reads an operand, None for an encoding."""
     if plan.copies:
-        # An activation is encoded as it is, too, but is stored nowhere.
+        # Activations are encoded in the same way, although they are not stored.
         return None if any(k == i for i, _ in plan.copies) else FLOAT32
     # Unchanged: in float32, unless the program rounds it itself.
     target = cast_dtype(eqn)

@@ -76,8 +76,8 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
     declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in floats)
     unchanged = declared and not any(operands)
     results = tuple(
-        # With its own operands an equation has its own results: a float32 statistic of a 16-bit
-        # attention kernel, or the user's preferred_element_type.
+        # With declared operands an equation has its declared results, too: a float32 statistic of a
+        # 16-bit attention kernel, or the user's preferred_element_type.
         _computed(dtype if unchanged else target, bound)
         if (dtype := at.declared(v)) is not None
         else _NOTHING

@@ -70,7 +70,7 @@ def _added(it: Operands) -> int:
 
 
 def _subtracted(it: Operands) -> int:
-    # By the largest of its row, or a logarithm of a sum; a bias or a mean bounds nothing.
+    # The maximum of a row, or the logarithm of its sum, bounds the row; a bias or a mean does not.
     if it.made[1].largest:
         return -1
     # The decay since an earlier position; a mask removes the later ones.
@@ -84,7 +84,7 @@ def _common(bounds: Sequence[int]) -> int:
 
 
 def _chosen(it: Operands) -> int:
-    # A mask inserts a number beside the values; NaN does not count as a value.
+    # A mask inserts a constant among the values; NaN does not count as a value.
     if it.made[0].is_nan:
         return it.bounds[1]
     return _common([it.bounds[i] for i in it.large if i] or it.bounds[1:])

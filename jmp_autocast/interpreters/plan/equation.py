@@ -302,7 +302,8 @@ def _cannot_pay(at: Place) -> EquationPlan | None:
     """
     if not cannot_pay(at.eqn):
         return None
-    # Beside a 16-bit operand a parameter has no vote: LoRA of rank 4 is a product as any other.
+    # A parameter has no vote if the other operand has 16 bits: LoRA of rank 4 is an ordinary
+    # product.
     votes = voters(at)
     if votes and all([is_16_bit(at.given[i].dtype) for i in votes]):
         return None
@@ -414,7 +415,7 @@ def _reads_exponentials(at: Place) -> EquationPlan | None:
 
     Without it: `exp(s) @ v / exp(s).sum()` was infinite from scores of 11.1 on.
     """
-    # An `exp` of a value less its row's maximum is at most 1, and so is that of a negated square.
+    # `exp(x - max(x))` is at most 1, and so is `exp(-x**2)`.
     if at.compute_dtype != np.float16:
         return None
     for i, (state, made) in enumerate(zip(at.given[:2], at.made, strict=False)):
@@ -529,7 +530,8 @@ def _turns_positions(at: Place) -> EquationPlan | None:
 
     Without it: RoPE's factors made float32 of queries and keys: 2 to 3 % of a step's traffic.
     """
-    # By hand, sin and cos are cast before they meet a query. Their operand is not rounded.
+    # By hand, the results of sin and cos are cast before a product with a query, and the operand
+    # is not.
     if not at.policy.data_abstains or not at.made[0].angle:
         return None
     plan = in_dtype(at, FLOAT32, _TURN)
@@ -619,7 +621,7 @@ def _of_sources(at: Place) -> EquationPlan:
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
     plan = in_dtype(at, at.joined(floats), reason)
-    # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
+    # A selection of values that may be rounded may be rounded: `where(mask, 1.0, 0.0)`.
     harmless = at.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
     tags = [s.tag for s in given if s.tag is not None and source is Source.PARAM]
     tag = tags[0].moved(is_whole=False) if tags else None

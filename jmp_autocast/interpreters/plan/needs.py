@@ -188,8 +188,8 @@ def _neighbors(at: At) -> Sequence[Any]:
 def _expanded(at: At) -> Sequence[Any]:
     name, (a, *more) = at.eqn.primitive.name, at.made
     if name in _CONTRACTS:
-        # The mean of squares: rounded before it is summed, it is no longer that of the mean's. So
-        # is an average that is averaged again, along another axis, and `(a @ p) @ a`.
+        # `mean(x * x)` of rounded values no longer fits `mean(x)`. The same holds for an average of
+        # averages, along another axis, and for `(a @ p) @ a`.
         if not at.need & Need.EXPANDED:
             return ()
         if at_least(1, reduction_depth(at.eqn)) or (_is_inner(at.eqn) and _is_quadratic(at)):
@@ -202,7 +202,7 @@ def _expanded(at: At) -> Sequence[Any]:
         (b,) = more
         meets_squares |= (a.sums_powers and b.crosses) or (b.sums_powers and a.crosses)
         meets_squares |= bool((a.fresh and b.of_sums) or (b.fresh and a.of_sums))
-    # The squares of a Gram matrix are its diagonal: `d[:, None] + d - 2 * gram`.
+    # Squared distances use the diagonal of a Gram matrix: `d[:, None] + d - 2 * gram`.
     meets_squares |= len(at.made) == 2 and {m.gram for m in at.made} == {1, 2}
     if meets_squares:
         return at.eqn.invars
@@ -247,7 +247,8 @@ def _chained(at: At) -> Sequence[Any]:
         return at.eqn.invars if at.need & Need.CHAINED and is_scaled else ()
     if not at.need & _OF_MATRICES:
         return ()
-    # The Gram matrix of a rounded value is one; `h @ p @ h.T` is not, if `h @ p` was rounded.
+    # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
+    # rounded.
     a, b = _origins(at, at.eqn)
     return () if a is b else at.eqn.invars[:2]
 

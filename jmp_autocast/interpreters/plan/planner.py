@@ -118,7 +118,7 @@ class Planner:
         is_alone = self._rule_functions or self._products
         kind = None if is_alone else kind_of(jaxpr)
         twin = None if kind is None else self._kinds.get((kind, *question))
-        # Each jaxpr has a plan of its own, though another of its kind was planned.
+        # Each jaxpr has its own plan, even if another jaxpr of its kind was planned.
         plan = twin and dataclasses.replace(twin, jaxpr=body_of(jaxpr))
         plan = plan or self._plan(jaxpr, *question)
         if kind is not None and twin is None:

@@ -122,8 +122,9 @@ class Readers:
         demand = self._demand(eqn, plan, request)
         if demand:
             return (demand,) * len(eqn.invars)
-        # A float32 value that it ranks is not rounded for a product beside it: before a call, that
-        # cast would be the operand. It does not raise a 16-bit value.
+        # A float32 value that an equation ranks keeps its float32 use beside a product: before a
+        # call, the cast for the product would otherwise be the operand. A 16-bit value is not
+        # raised.
         return [
             Demand.of(dtype) & Demand.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED

@@ -235,7 +235,8 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     held, given = bodies(at.eqn), at.given
     if any(body.carries for body in held) or not held:
-        # Which carry may be 16 bits takes a rule that knows the loop: nothing in it is lowered.
+        # Only a planning rule knows which carries may have 16 bits: without one, nothing in a loop
+        # is lowered.
         return keep(at, Reason(ReasonCode.KEEP, "a loop without a planning rule"))
 
     def plan_all(wants: Sequence[Want]) -> list[Plan]:

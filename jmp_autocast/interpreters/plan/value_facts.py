@@ -116,8 +116,7 @@ def fold(primitive: str, operands: Sequence[ValueState]) -> float | None:
     function = FOLDS.get(primitive)
     if function is None or any(state.known_value is None for state in operands):
         return None
-    # Folded in the declared dtype, as XLA would compute it: the literal is guarded by the value
-    # that it has there.
+    # Folded in the declared dtype, as XLA would compute it: guards check that value of the literal.
     with np.errstate(all="ignore"):
         return float(function(*(FLOAT32.type(state.known_value) for state in operands)))
 

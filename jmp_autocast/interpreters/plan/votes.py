@@ -21,7 +21,7 @@ _REPEATS = having("repeats")
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
-# Of a number of order one float32 has no digit left beside this.
+# The sum of this and a number of order one keeps no digit of the number in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 

@@ -52,8 +52,8 @@ class Line:
     Args:
         plans: The plans of the equations.
         casts: Pairs (operand, dtype) of the casts of operands.
-        by_copies: Operands of which copies may be made that `casts` does not name.
-        used_later: Operands that are used behind the line, too.
+        by_copies: Operands that may get copies beyond those in `casts`.
+        used_later: Operands with uses after the line.
     """
 
     constvars: tuple[()]

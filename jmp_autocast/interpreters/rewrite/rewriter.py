@@ -123,7 +123,7 @@ class Rewriter(KeepsValues):
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
-        """Runs a planned program: `evaluate`, where rules may close over any of its values.
+        """Runs a planned program, any value of which derivative rules may close over.
 
         Args:
             plan: The plan.
@@ -419,7 +419,8 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
         if eqn.primitive.name in _MAKES_NO_NAN:
             contexts.enter_context(without_nan_checks())
         if not bodies(eqn):
-            # Its batching rule may broadcast such a constant: it is one operation with that, too.
+            # With `jit`, the broadcast of such a constant by a batching rule is part of the same
+            # operation.
             contexts.enter_context(jax.disable_jit(False))
         yield
 

@@ -53,7 +53,7 @@ def rewritten_bodies(
         own = body.operands
         pairs = tuple([(own.index(i), key) for i, key in copied if i in own])
         if inner.identity and not (pairs or is_entered):
-            # One in which nothing changes stays the one that JAX has in its caches.
+            # A body without changes stays the jaxpr that JAX has in its caches.
             jaxpr = body.jaxpr
         elif is_kept and (key := rewriter.planner.key) is not None:
             jaxpr = _kept(_question(rewriter, inner, body, pairs, key))
