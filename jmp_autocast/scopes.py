@@ -63,7 +63,8 @@ class _Opens(Generic[P]):
         raise TypeError(f"{self.__name__} is called in a with statement. {self._line()}")
 
     def __exit__(self, *error: object) -> None:
-        """Is never reached; the statement ``with`` looks for it first."""
+        """Never runs: the statement ``with`` looks up ``__exit__`` before it calls
+        ``__enter__``."""
 
     def __reduce__(self) -> str:
         return self.__name__

@@ -20,7 +20,7 @@ mark_frames(__file__)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The checked options of a wrapper; equal options are equal and hash the same.
+    """The checked options of a wrapper, compared and hashed by value.
 
     Args:
         policy: The policy.

@@ -63,7 +63,7 @@ def merge_nodes(graphdef: Any, state: Sequence[tuple[Path, Any]], inner: bool) -
 def is_unchanged(after: Any, before: Any) -> bool:
     """Returns whether the graph after a call equals the graph before it.
 
-    `with_same_outer_index` adds to a graph the indices that its merged objects have.
+    `with_same_outer_index` gives the graph before the call the object indices of a merged one.
     """
     return same_structure(after, before.with_same_outer_index())
 

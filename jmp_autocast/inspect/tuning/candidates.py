@@ -28,7 +28,7 @@ class Candidate(NamedTuple):
 
     @property
     def operation(self) -> tuple[str, str]:
-        """Its name in a program without marks of this package."""
+        """The candidate as `effects` names it: without the scopes that this package adds."""
         names = [name for name in self.scope.split("/") if read_mark(name) is None]
         return "/".join(names), self.primitive
 

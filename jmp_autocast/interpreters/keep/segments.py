@@ -41,8 +41,8 @@ def units_of(graph: Graph, cut: Cut) -> list[Unit]:
         cut: Which of its values are kept.
     """
     # No way between two steps of one level leads through a contraction or an opaque step: those
-    # raise the level. So the connected pieces of a level need nothing of each other, and level by
-    # level is an order in which everything finds its operands.
+    # raise the level. So the connected groups of a level are independent, and emitting level by
+    # level computes all operands before their consumers.
     groups = _connected([step for step in graph.steps if _may_join(step, cut)])
     segments = [group for group in groups if _gains(group, cut)]
     inside = {step for group in segments for step in group}

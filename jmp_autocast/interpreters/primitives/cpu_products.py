@@ -110,7 +110,7 @@ class _Side(NamedTuple):
 
     @property
     def copied_left(self) -> int:
-        """How many elements are copied to make it the left operand."""
+        """The number of elements to copy if this is the left operand."""
         return 0 if self.stands(self.batch, self.rows, self.summed) else self.array.size
 
     @property

@@ -41,7 +41,7 @@ def picks(eqn: JaxprEqn) -> bool:
     if not is_single or not jnp.issubdtype(operand.dtype, jnp.floating):
         return False
     lengths = (*operand.shape, *result.shape)
-    # Of symbolic sizes nobody knows which is larger.
+    # Symbolic sizes cannot be compared.
     return all(isinstance(n, int) for n in lengths) and 2 * result.size <= operand.size
 
 
