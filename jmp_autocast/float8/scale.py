@@ -92,7 +92,7 @@ class Values:
 
     @property
     def when_moved(self) -> Literal["moves", "anew"]:
-        """Scales of rows are computed anew: a move may transpose the rows."""
+        """The scales of rows are computed again after a move, which may transpose the rows."""
         return "anew" if self.rows else "moves"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:

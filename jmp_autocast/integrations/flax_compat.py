@@ -184,7 +184,7 @@ class _WithPath(HashableMapping[Any, Any]):
         self.owner = owner
 
     def update(self, other: Mapping[Any, Any]) -> _WithPath:
-        """Returns the attribute of an object that gets more attributes."""
+        """Returns the updated mapping; Flax calls it when a module gets a new attribute."""
         return _WithPath({**self, **other}, self.path, self.owner)
 
 

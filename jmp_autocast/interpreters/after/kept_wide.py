@@ -76,7 +76,7 @@ class GuardedProducts(KeptWide):
     """The matmuls and convolutions that guards, or requests, keep in float32."""
 
     def message(self, name: str, compute_dtype: Any) -> str:
-        """Returns the warning: how many, which, why, and how to change it.
+        """Returns the text of the warning: the products, the reasons, and a way to lower them.
 
         Args:
             name: The name of the program.

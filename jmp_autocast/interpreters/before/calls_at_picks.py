@@ -49,9 +49,9 @@ def _is_open(eqn: JaxprEqn) -> bool:
 
 
 def _picked_through(calls: dict[int, Any]) -> set[int]:
-    """Returns the calls in which elements are picked from an outer value.
+    """Returns the calls with a gather inside from a value computed outside.
 
-    A value that is picked outside of the call has to exist there, and its gradient with it.
+    If the gather stays inside, the whole outer value and its gradient have to exist.
     """
     reached: dict[int, bool] = {}
     inside = {k: body_of(called(eqn)) for k, eqn in calls.items()}

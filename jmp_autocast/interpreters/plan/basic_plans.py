@@ -98,7 +98,8 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     # no gradient.
     if at.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in floats if at.given[i].known_value is None]
-        # Weights that are gathered from devices; activations in 16 bits are sent so both ways.
+        # Only float32 weights that are gathered from devices: 16-bit activations have 16-bit
+        # cotangents.
         if at.name in _TRAVELS:
             unknown = [i for i in unknown if at.given[i].dtype == FLOAT32]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))

@@ -127,7 +127,8 @@ def _masked_or_scaled(it: Operands) -> bool:
     )
 
 
-# From operands, some of them unbounded exponentials, to whether the result is one.
+# Functions that return whether the result is an unbounded exponential, given operands of which some
+# are.
 _STAYS: Mapping[str, Callable[[Operands], bool]] = MappingProxyType(
     {
         **dict.fromkeys(having("shifts") | {"neg"}, _all_large),

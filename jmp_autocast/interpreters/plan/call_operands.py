@@ -113,7 +113,7 @@ def cast_states(
         if dtype is None:
             return state
         was_rounded = dtype == FLOAT32 and is_16_bit(state.dtype)
-        # Positions do not become fewer by being rounded.
+        # Rounded coordinates keep their bound.
         bound = state.integer_bound
         return ValueState(dtype, integer_bound=bound, was_rounded=was_rounded, marks=state.marks)
 

@@ -294,7 +294,7 @@ class Emit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
-    """The equation decodes a stored encoding: its operands are copies of its result.
+    """The equation decodes a stored array: its operands serve as the encoded copies of its result.
 
     Args:
         keys: The key of each operand as a copy of the result.

@@ -120,7 +120,7 @@ def _is_number(v: Atom, made: Marks) -> bool:
 def _returned(
     eqn: JaxprEqn, given: Sequence[Marks], images: Images, memo: Memo
 ) -> dict[Any, Mapping[Any, Made]]:
-    """Returns the arrays outside of a call that its results are images of."""
+    """Returns the arrays outside of a call that its results were moved or scaled from."""
     body = body_of(called(eqn))
     inner = images_in(body, given, memo)
     outer = dict(zip(body.invars, [image_of(v, images) for v in eqn.invars], strict=True))

@@ -496,8 +496,8 @@ def needs_in_bodies(
 ) -> list[ReadIn]:
     """Returns the needs in each body of a call, a branch or a loop.
 
-    The consumers of an iteration's outputs are in the next iteration and in the condition: a
-    sigmoid that the next step ranks was rounded, and 19 of 20 choices were wrong.
+    The consumers of an iteration's outputs are in the next iteration and in the condition. Without
+    them a sigmoid that the next step ranks was rounded, and 19 of 20 choices were wrong.
 
     Args:
         eqn: The equation.

@@ -77,7 +77,7 @@ class Maker(NamedTuple):
 
 
 def _by_need(it: Maker) -> Want | None:
-    """A producer is raised for a need of its consumers, in any dtype of theirs."""
+    """A producer is raised if its consumers need float32 precision, whatever their dtypes."""
     if not it.is_low:
         return None
     needed = it.need & RAISED.get(it.name, NOTHING)

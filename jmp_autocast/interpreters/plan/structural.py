@@ -293,7 +293,7 @@ def full_if_float(at: Place) -> list[Demand]:
 
 @plans("optimization_barrier")
 def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
-    """A source behind a barrier stays one: it has no vote, and its gradients add in float32."""
+    """After a barrier a source is still a source: no vote, and its gradients add up in float32."""
     action = BIND if any(as_declared(at.eqn.invars, at.given)) else KEEP
     # If JAX gives a ref no result (0.12 does not), consumers after the barrier read the ref itself.
     results, returned = at.given, at.eqn.outvars

@@ -134,7 +134,7 @@ class ClosedOver:
 class KeepsValues:
     """The closures of rebuilt rules.
 
-    An outer `autocast` finds the arrays of a rule that an inner one has rebuilt here.
+    An outer `autocast` finds here the arrays that a rule rebuilt by an inner one closes over.
     """
 
     closed_over: ClosedOver = dataclasses.field(default_factory=ClosedOver, init=False)

@@ -120,7 +120,7 @@ def repeated_lines(
 def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iterator[_Occurrence]:
     """Yields the lines of two and more equations that may be outlined.
 
-    A line that a loop repeats is one for each iteration.
+    A line that an unrolled loop repeats occurs once for each iteration.
     """
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}

@@ -285,7 +285,7 @@ class Rewriter(KeepsValues):
 
     def _bound(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Binds an equation's primitive; smaller operands are broadcast first if planned so."""
-        # Kept, or kept inside: bound with the equation's own parameters.
+        # Other actions (`Keep`, unchanged bodies) bind the equation with its own parameters.
         action = plan.action if isinstance(plan.action, Bind) else Bind()
         arrays = read(plan, operands)
         # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
