@@ -16,7 +16,7 @@ Test = Callable[[frozenset[int]], bool]
 
 
 def run_bound(candidates: int) -> int:
-    """Returns the largest number of runs, including those with nothing and with everything."""
+    """Returns the bound of trial runs, including those of no candidate and of all candidates."""
     # The search for the shortest prefix takes at most twice log2: steps double, then intervals are
     # halved. Ten more are for removals.
     return math.floor(2 * math.log2(max(candidates, 1)) + 10)

@@ -59,7 +59,7 @@ def _as_parameters(
 
 @plans("scan")
 def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
-    """A scan: constants are cast before it, carries get the dtype in which they go round."""
+    """A scan: constants are cast before it; each carry has one dtype in all iterations."""
     (body,), given = bodies(at.eqn), at.given
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]

@@ -100,7 +100,7 @@ _RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
 # Products, attention kernels, and products after an inner autocast.
 _LOWERED = _CONTRACTS | {"accumulate", "float8_dot"}
 _LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER_PRECISION_FP}
-# Elementwise operations that promote (quotients and powers by their operands), and moves.
+# A path to a product leads through these: cheap and promoting elementwise operations, and moves.
 _LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
 _LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
 _LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}

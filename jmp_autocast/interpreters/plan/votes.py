@@ -73,7 +73,7 @@ def _divisor_votes(at: Place, i: int) -> bool:
 
 
 def _summand_votes(at: Place, i: int) -> bool:
-    """Whether a summand may be larger than the sum: any source, but for biases and small ones."""
+    """Whether a summand may be larger than the sum: a source that is no bias and not small."""
     state = at.given[i]
     if is_harmless(state):
         return False
