@@ -12,8 +12,8 @@ from typing import Any, TypeVar, overload
 import jax
 
 from .backend import Choice
-from .call import arguments, repeats
-from .call.forms import Decorator, NoContext, check_form, hide_mistakes
+from .call import arguments
+from .call.forms import Decorator, NoContext, check_form, check_options, hide_mistakes
 from .call.kernels import kernels_of, traced_with_kernels
 from .call.options import Options, autocast_options
 from .call.outputs import OutputDtype, as_traced, want_of
@@ -27,15 +27,12 @@ from .interpreters.compat import (
     ClosedJaxpr,
     body_of,
     fresh_make_jaxpr,
-    is_computed_now,
     mark_frames,
 )
 from .interpreters.compat.kernel_calls import kernels_in
-from .interpreters.compat.other_interpreters import register_with_imported
 from .interpreters.compat.settings import (
     backends_are_set_up,
     default_precision,
-    jit_is_disabled,
     with_default_precision,
     without_default_precision,
 )
@@ -91,9 +88,8 @@ def autocast(
     other transformations, from inside and from outside, and with itself: an inner ``autocast``
     governs its region.
 
-    Outside ``jit`` it traces, plans and compiles at each call, and warns once where repeats of a
-    call take more than 0.1 s. Under ``jit`` it does so once per signature, and costs nothing per
-    call.
+    Outside ``jit`` it traces, plans and compiles at each call. Under ``jit`` it does so once per
+    signature, and costs nothing per call.
 
     Args:
         fn: The function, method or callable module. Arrays in its arguments are traced; all
@@ -244,6 +240,34 @@ def opened(
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 
+def wrapper_for(
+    by: str, fn: Any, policy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Autocast:
+    """Returns the wrapper of a function that a tool plans, or the function if it is one.
+
+    Args:
+        by: The public function of the tool, for messages.
+        fn: The function, or a wrapper of `autocast`.
+        policy: The policy, None for the wrapper's own or the default.
+        args: The positional arguments of the call: stateful objects need their own wrapper.
+        kwargs: The keyword arguments.
+
+    Raises:
+        TypeError: ``fn`` is not callable.
+        ValueError: ``fn`` is a wrapper, and ``policy`` is given as well.
+    """
+    arguments.check_function(fn, by, "Pass the function itself, then its arguments.")
+    check_options(by, fn, kwargs)
+    if not isinstance(fn, Autocast):
+        return wrapper_of(fn, autocast_options(policy), kind_of(fn, args, kwargs))
+    if policy is not None:
+        raise ValueError(
+            f"{by} got policy= for a function that autocast has already wrapped with its own. "
+            "Leave policy out, or pass the function that was wrapped."
+        )
+    return fn
+
+
 ANNOTATED: Any = jax.make_user_context(False)
 """While it is True, each emitted equation carries the reason of its plan on the name stack.
 
@@ -288,7 +312,7 @@ class PlannedCall:
                 which are planned when JAX differentiates or maps.
         """
         declared = functools.partial(self.declared, planned=planned)
-        # Without a loop there is nothing to plan, and no need for another trace.
+        # Without residuals to plan there is no need for a second trace.
         if not may_plan(self.closed, self.residuals):
             return declared(*arrays)
         closed, is_param = fresh_make_jaxpr(declared, *arrays), self.call.is_param
@@ -349,8 +373,6 @@ def run_call(
         args: The positional arguments.
         kwargs: The keyword arguments.
     """
-    start = repeats.clock()
-    register_with_imported()
     planned = plan_call(fn, options, args, kwargs)
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)
@@ -364,9 +386,4 @@ def run_call(
     outputs = [
         as_traced(x, aval, options.output_dtype) for x, aval in zip(outputs, avals, strict=True)
     ]
-    if not jit_is_disabled() and all(map(is_computed_now, outputs)):
-        counts: repeats.Repeats = vars(wrapper).setdefault("_repeats", repeats.Repeats())
-        seconds, own = repeats.clock() - start, vars(wrapper)["__wrapped__"]
-        if message := counts.warning(call.shapes, seconds, arguments.name_of(own), own):
-            warnings.warn(message, stacklevel=3)
     return call.unflatten(outputs)

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from .autocast import wrapper_for
 from .call.switch import is_switched_off
 from .float8.products import untrained
 from .planned_params import (
@@ -14,7 +15,6 @@ from .planned_params import (
     check_equal,
     each_once,
     is_abstract,
-    wrapper_of_program,
 )
 from .policies import COMPUTE_DTYPES, PolicyLike, may_use_float8
 from .policies.errors import with_usage
@@ -83,7 +83,7 @@ def cast_params(
         >>> bool((predict(small, x) == predict(params, x)).all())
         True
     """
-    wrapper = wrapper_of_program(fn, policy, "cast_params", (params, *args), kwargs)
+    wrapper = wrapper_for("cast_params", fn, policy, (params, *args), kwargs)
     if is_switched_off():  # the program then reads float32
         return params
     program = PlannedParams(wrapper, "cast_params", params, args, kwargs)

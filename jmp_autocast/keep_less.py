@@ -114,7 +114,7 @@ def _keeping(fn: Any, options: KeepOptions) -> Any:
             "keep_less got params= for a function that autocast has wrapped with its own. Write "
             "keep_less(autocast(fn, params=...))."
         )
-    # Planned as one: the state of its objects and its parameters are known there.
+    # Residuals are planned inside `autocast`, which knows the parameters and the state of objects.
     return fn.keeping(options.choice)
 
 

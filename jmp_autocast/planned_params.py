@@ -12,12 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from .autocast import Autocast, PlannedCall, kind_of
+from .autocast import Autocast, PlannedCall
 from .backend import EVERY_ROUNDING
-from .call.arguments import check_function, is_array
-from .call.forms import check_options
-from .call.options import autocast_options
-from .call.wrapping import wrapper_of
+from .call.arguments import is_array
 from .interpreters.after.stored_reads import Read, read_dtypes
 from .interpreters.compat import Tracer
 from .interpreters.plan.data import ValueState
@@ -134,34 +131,6 @@ def check_equal(
             f"{name_of(fn)} returns other bits in its outputs {differing} with parameters in "
             f"{stored_in}. Please report the program."
         )
-
-
-def wrapper_of_program(
-    fn: Any, policy: Any, by: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Autocast:
-    """Returns the wrapper of a function that is planned.
-
-    Args:
-        fn: The function, or a wrapper of it.
-        policy: Its policy, None for the wrapper's own.
-        by: The public function that takes both, for messages.
-        args: The positional arguments of a call: objects with state need a wrapper of their kind.
-        kwargs: Its keyword arguments.
-
-    Raises:
-        TypeError: ``fn`` is not callable.
-        ValueError: ``fn`` is a wrapper, and ``policy`` is given as well.
-    """
-    check_function(fn, by, "Pass the function itself, then the parameters.")
-    check_options(by, fn, kwargs)
-    if not isinstance(fn, Autocast):
-        return wrapper_of(fn, autocast_options(policy=policy), kind_of(fn, args, kwargs))
-    if policy is not None:
-        raise ValueError(
-            f"{by} got policy= for a function that autocast has already wrapped with its "
-            "own. Leave policy out, or pass the function that was wrapped."
-        )
-    return fn
 
 
 def is_abstract(leaf: Any) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
 
+from .autocast import wrapper_for
 from .call.switch import is_switched_off
 from .float8.dequantize import QuantizedArray, is_quantized
 from .float8.products import untrained
@@ -25,7 +26,6 @@ from .planned_params import (
     check_equal,
     each_once,
     is_abstract,
-    wrapper_of_program,
 )
 from .policies import COMPUTE_DTYPES, E4M3, FLOAT32, Policy, PolicyLike, as_recipe, may_use_float8
 from .policies.callables import name_of
@@ -104,7 +104,7 @@ def quantize_params(
         True
     """
     by = "quantize_params"
-    wrapper = wrapper_of_program(fn, policy, by, (params, *args), kwargs)
+    wrapper = wrapper_for(by, fn, policy, (params, *args), kwargs)
     _check_recipe(wrapper.policy, name_of(fn))
     if is_switched_off():  # the program then reads float32
         return params

@@ -63,7 +63,7 @@ class _Opens(Generic[P]):
         raise TypeError(f"{self.__name__} is called in a with statement. {self._line()}")
 
     def __exit__(self, *error: object) -> None:
-        """Is never reached; the statement ``with`` looks for it first."""
+        """Never runs: ``with`` looks the method up before it calls ``__enter__``."""
 
     def __reduce__(self) -> str:
         return self.__name__

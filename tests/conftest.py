@@ -1,13 +1,11 @@
 """The whole suite runs under strict promotion, with tracer leaks and warnings as errors."""
 
 import gc
-import math
 
 import hypothesis
 import jax
 import pytest
 
-from jmp_autocast.call import repeats
 from jmp_autocast.policies import registry
 from tests.support.compiled_programs import keep_programs
 from tests.support.cpu_float16 import excused
@@ -43,12 +41,6 @@ def pytest_runtest_makereport(item, call):
 def registrations(monkeypatch):
     """No registration of a test outlives it."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
-
-
-@pytest.fixture(autouse=True)
-def time_does_not_matter(monkeypatch):
-    """A warning of slow calls would come and go with the machine."""
-    monkeypatch.setattr(repeats, "LIMIT", math.inf)
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,7 @@ Params: TypeAlias = int | Sequence[int] | Callable[[str], bool] | None
 """Positions of arguments, a predicate of an array's path, or None to infer them."""
 
 
-# They compute after the trace is over: all of it would run in float32, in silence.
+# Functions that compute after the trace is over: they would run in float32, in silence.
 _LAZY = {
     "a generator": inspect.isgeneratorfunction,
     "a coroutine": inspect.iscoroutinefunction,

@@ -124,7 +124,7 @@ def _lowered(kernel: Callable[..., Any], dtype: np.dtype, args: Any, kwargs: Any
         except Exception as error:
             error.add_note(f"in_compute_dtype called {name_of(kernel)} with {dtype} operands.")
             raise
-        # A kernel for 16 bits alone refuses float32: its results are as wide as the rest.
+        # A kernel for 16 bits alone refuses float32: its 16-bit results are then declared float32.
         dtypes = [FLOAT32 if _is_array(x) and x.dtype == dtype else None for x in results]
         with contextlib.suppress(Exception):
             arrays = {i: x for i, x in enumerate(leaves) if _is_array(x)}

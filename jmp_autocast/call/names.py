@@ -52,7 +52,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
 
 
 def hint_for(name: str, package: str) -> str:
-    """Returns a sentence with the room of a name, or its replacement, "" for any other name.
+    """Returns a sentence with the module of a name, or its replacement; "" for unknown names.
 
     Example:
         >>> hint_for("Comparison", "jmp_autocast")

@@ -20,7 +20,7 @@ mark_frames(__file__)
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-    """The checked options of a wrapper; equal options are equal and hash the same.
+    """The checked options of a wrapper, compared and hashed by value.
 
     Args:
         policy: The policy.
@@ -69,8 +69,3 @@ def autocast_options(
     params = arguments.check_params(params)
     policy = Policy() if policy is None else as_policy(policy)
     return Options(policy, params, check_output_dtype(output_dtype, policy), enabled)
-
-
-def tool_options(policy: Any) -> Options | None:
-    """Returns the options with the ``policy`` of a tool, None without one."""
-    return None if policy is None else autocast_options(policy)

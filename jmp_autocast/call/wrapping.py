@@ -112,7 +112,7 @@ _WRAPPERS = "__jmp_autocast_wrappers__"
 
 @functools.cache
 def pytrees_of(kind: Any) -> Any:
-    """Returns the subclass of a class of wrappers for modules that are pytrees: also a pytree.
+    """Returns the subclass of a wrapper class that is a pytree, for modules that are pytrees.
 
     In another module, a wrapper that is no pytree would hide its parameters from an optimizer.
     """

@@ -48,7 +48,7 @@ class Products:
         """Returns the function that plans the products of a scope, None for the compute dtype."""
         if not name:
             return self._recipe and functools.partial(self._planned, self._recipe)
-        # In a scope with a rule for 8 bits, a last product runs in 8 bits, too.
+        # In a scope with a rule for 8 bits, products without a later product run in 8 bits, too.
         recipe = dataclasses.replace(self._recipe or Float8(), skip=())
         return functools.partial(self._planned, recipe)
 

@@ -92,7 +92,7 @@ class Values:
 
     @property
     def when_moved(self) -> Literal["moves", "anew"]:
-        """Scales of rows are computed anew: a move may transpose the rows."""
+        """The scales of rows are computed again after a move, which may transpose the rows."""
         return "anew" if self.rows else "moves"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
@@ -142,7 +142,7 @@ class ScaleOf:
 def _scale_dimensions(
     key: Values, rank: int, tag: Tag | None
 ) -> tuple[tuple[int, ...], Sequence[int]]:
-    """Returns the dimensions of a copy with several scales, and those that its scales lack."""
+    """Returns the dimensions along which a copy has several scales, and those to squeeze away."""
     stored = tag.scales or 0 if isinstance(tag, Weight) else 0
     if key.rows or not stored:
         return key.rows, ()

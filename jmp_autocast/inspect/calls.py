@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from ..call.arguments import is_array
 from ..policies.errors import shown, wrong_type
 
 _FIX = "Write batches=[(params, x1), (params, x2)], with a tuple of arguments for each call."
@@ -28,11 +27,9 @@ def calls_of(by: str, args: tuple[Any, ...], batches: Any) -> list[tuple[Any, ..
     is_list = len(args) == 1 and isinstance(args[0], list) and bool(args[0])
     if is_list and all(isinstance(each, tuple) for each in args[0]):
         raise TypeError(f"{by} got a list of tuples, which would be one argument. {_FIX}")
-    if batches is None:
-        batches = [args]
-    elif isinstance(batches, str | dict) or is_array(batches) or not isinstance(batches, Iterable):
+    if batches is not None and not isinstance(batches, Iterable):
         raise wrong_type("batches must be an iterable of tuples", batches, _FIX)
-    calls = list(batches)
+    calls = [args] if batches is None else list(batches)
     for i, call in enumerate(calls):
         if not isinstance(call, tuple):
             raise wrong_type(f"batches[{i}] must be a tuple of arguments", call, _FIX)

@@ -50,7 +50,7 @@ class Signature:
 
     @property
     def is_constant(self) -> bool:
-        """False if a leaf has no hash: a changed leaf would still equal itself."""
+        """False if a leaf has no hash: such a leaf may be mutated, and still equals itself."""
         return has_hash((self.tree, self.key))
 
     def __hash__(self) -> int:

@@ -63,7 +63,7 @@ def merge_nodes(graphdef: Any, state: Sequence[tuple[Path, Any]], inner: bool) -
 def is_unchanged(after: Any, before: Any) -> bool:
     """Returns whether the graph after a call equals the graph before it.
 
-    `with_same_outer_index` adds to a graph the indices that its merged objects have.
+    `with_same_outer_index` gives the graph before the call the object indices of a merged one.
     """
     return same_structure(after, before.with_same_outer_index())
 
@@ -184,12 +184,12 @@ class _WithPath(HashableMapping[Any, Any]):
         self.owner = owner
 
     def update(self, other: Mapping[Any, Any]) -> _WithPath:
-        """Returns the attribute of an object that gets more attributes."""
+        """Returns the updated mapping; Flax calls it when a module gets a new attribute."""
         return _WithPath({**self, **other}, self.path, self.owner)
 
 
 def give_path(module: Any, path: Path, owner: object) -> None:
-    """Gives a module its path, past the ``__setattr__`` of a user's class.
+    """Stores a path in a module; the ``__setattr__`` of a user's class is bypassed.
 
     Args:
         module: A traced copy of the caller's module.

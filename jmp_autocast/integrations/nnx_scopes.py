@@ -93,7 +93,7 @@ def _in_scope(name: str, original: Any) -> Any:
 
 
 def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
-    """Returns the scopes of a module that another calls, and its path for those that it calls."""
+    """Returns the scopes that a call of a module opens, and its path for calls inside it."""
     own = path_of(module)
     keys = caller if own is None else own  # without: made in the traced function
     # If the caller does not hold the module, its path begins at its own root, without the position

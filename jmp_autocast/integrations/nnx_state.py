@@ -259,7 +259,7 @@ def _known(path: str, names: Container[str]) -> str:
 
 
 def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Returns ``fn`` without its bound arguments (or itself, if it is a module), and these."""
+    """Returns ``fn`` without its bound arguments, and these; a module is an argument, too."""
     if isinstance(fn, functools.partial):
         inner, (args, kwargs) = _open(fn.func)
         return inner, ((*args, *fn.args), {**kwargs, **fn.keywords})

@@ -40,5 +40,5 @@ def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
 
 def cast_outputs(out: Any, options: Options) -> Any:
     """Casts results to an output dtype; ``"same"`` and ``"computed"`` change nothing."""
-    # A word is no dtype, and casts nothing.
+    # "same" and "computed" are no dtypes, and cast nothing.
     return cast_leaves(out, [options.output_dtype] * len(dtypes_of(out)))

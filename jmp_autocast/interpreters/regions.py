@@ -96,7 +96,7 @@ class Regions:
         self._product = product or (lambda _: None)
         self._marks_only = marks_only
         self._compute_dtype = np.dtype(policy.compute_dtype)
-        # Primitives that no rule names share a region, but for those that take no cast policy.
+        # Primitives that no rule names share a region, except those that take no cast policy.
         self._named = WITHOUT_POLICY.union(name for _, name, _ in policy.rules)
         self._matches: dict[tuple[str, ...], list[Match]] = {}
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...], str], Region] = {}
@@ -116,7 +116,7 @@ class Regions:
         names, primitive = scope_names(eqn), eqn.primitive.name
         key = path, names, primitive if primitive in self._named else ""
         if key not in self._found:
-            # Scopes that no pattern looks at would only make equal regions differ.
+            # Scopes that no pattern matches would only make equal regions differ.
             seen = names
             if self._marks_only:
                 seen = tuple(name for name in names if read_mark(name) is not None)

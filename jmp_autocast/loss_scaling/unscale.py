@@ -25,9 +25,11 @@ def all_finite(scale: jax.Array, grads: Any, axis_name: AxisName) -> jax.Array:
         axis_name: Mapped axis or axes over which one bad shard counts for all.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads) if is_inexact(leaf)]
-    # The saving of `_is_finite_by_sums` was measured on CPUs; elsewhere no conditional is added
-    # without a measurement.
-    finite = lax.platform_dependent(scale, *leaves, cpu=_is_finite_by_sums, default=_is_finite)
+    finite = (scale >= SMALLEST_SCALE) & (scale <= LARGEST_SCALE)
+    for leaf in leaves:
+        # A finite number times zero is 0; an infinity or a NaN times zero is NaN. The sum reads
+        # the leaf once and writes a scalar, where jnp.isfinite would write an array of bools.
+        finite &= jnp.sum(_unscaled_leaf(leaf, scale) * 0) == 0
     if axis_name is not None:
         # A minimum over the axis: `&` has no collective of its own.
         finite = lax.pmin(finite.astype(jnp.int32), axis_name) > 0
@@ -55,30 +57,3 @@ def at_least_float32(leaf: jax.Array) -> jax.Array:
     """Returns a floating or complex leaf, one that is narrower than float32 as float32."""
     # jnp.promote_types(float8_e4m3fn, float32) is an error: float8 types do not promote.
     return leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)
-
-
-def _is_finite(scale: jax.Array, *leaves: jax.Array) -> jax.Array:
-    """Returns whether the scale is usable and all unscaled leaves are finite."""
-    finite = (scale >= SMALLEST_SCALE) & (scale <= LARGEST_SCALE)
-    for leaf in leaves:
-        # A finite number times zero is 0; an infinity or a NaN times zero is NaN. The sum reads
-        # the leaf once and writes a scalar, where jnp.isfinite would write an array of bools.
-        finite &= jnp.sum(_unscaled_leaf(leaf, scale) * 0) == 0
-    return finite
-
-
-def _is_finite_by_sums(scale: jax.Array, *leaves: jax.Array) -> jax.Array:
-    """Returns the same as `_is_finite`, by the sums of the scaled leaves.
-
-    XLA:CPU stores the result of an elementwise operation before it sums it. A sum of the leaf
-    itself stores nothing.
-    """
-    # A finite sum has finite terms only, and division by a scale of at least 1 keeps them finite.
-    finite = (scale >= 1) & (scale <= LARGEST_SCALE)
-    for leaf in leaves:
-        finite &= jnp.isfinite(jnp.sum(at_least_float32(leaf)))
-    # A sum may also overflow where each term is finite (3e38 + 3e38), and a scale below 1 may be
-    # usable. These cases are rare, and only they look at each term.
-    return lax.cond(
-        finite, lambda *_: finite, lambda *leaves: finite | _is_finite(*leaves), scale, *leaves
-    )

@@ -154,23 +154,8 @@ def _check_call(scheme: Scheme, state: Any, params: Any) -> None:
     if jax.tree.structure(state[0]) != jax.tree.structure(kept):
         raise ValueError(
             f"This {kind} was made for parameters of another structure, or with other leaves in 16 "
-            f"bits. {_instead(state[0], params)}"
-        )
-
-
-def _instead(kept: Any, params: Any) -> str:
-    """Returns the fix for parameters of another structure than those of a state."""
-    held, leaves = jax.tree.leaves(kept, is_leaf=is_masked), jax.tree.leaves(params)
-    if len(held) == len(leaves) and any(
-        not is_masked(own) and getattr(leaf, "dtype", None) == jnp.float32
-        for own, leaf in zip(held, leaves, strict=True)
-    ):
-        return (
-            "Parameters that were in 16 bits are float32: the updates are float32, and "
-            "eqx.apply_updates adds them. Write optax.apply_updates, which keeps the dtype, or "
+            "bits. Call init with the parameters as they are trained, 16-bit leaves included; "
+            "start_from puts the digits of float32 weights into the state. If eqx.apply_updates "
+            "made 16-bit parameters float32, write optax.apply_updates, which keeps the dtype, or "
             "apply_gradients of jmp_autocast.integrations.equinox."
         )
-    return (
-        "Call init with the parameters as they are trained, 16-bit leaves included; start_from "
-        "puts the digits of float32 weights into the state."
-    )

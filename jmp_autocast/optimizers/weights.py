@@ -14,8 +14,8 @@ from .draws import as_key, split
 from .rounding import stochastically, to_nearest
 from .storing import Scheme, as_wide, is_half, map_half, reached, storing
 
-# The compensation of float16 weights too: float16 has no number below 6e-8, and half of the
-# distance between weights near 1e-3 is 2e-7.
+# Also for float16 weights: float16 has no number below 6e-8, and a rounding error of a weight near
+# 1e-3 is at most 2e-7.
 _COMPENSATION = np.dtype(jnp.bfloat16)
 
 

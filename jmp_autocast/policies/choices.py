@@ -25,6 +25,7 @@ _ELSEWHERE: dict[tuple[str, str], str] = {
     ("matmul", "nvfp4"): _NO_BLOCKS,
     ("matmul", "mxfp8"): _NO_BLOCKS,
     ("matmul", "int8"): "There are no integer products: write matmul='float8'.",
+    ("scaling", "block"): "There are no scales of blocks: write 'row'.",
     ("residuals", "remat"): "Write 'recompute', or 'auto'.",
 }
 

@@ -79,12 +79,6 @@ class Float8:
     def __post_init__(self) -> None:
         check_choice("Float8.gradient", self.gradient, get_args(Gradient))
         check_choice("Float8.wgrad", self.wgrad, get_args(WeightGradient))
-        if str(self.scaling) == "block":
-            raise ValueError(
-                "Float8.scaling='block' is not supported: XLA has no product with scales of blocks "
-                "of 128, and for an H100 one of 8,192 x 4,096 x 4,096 took 4,097 MiB of "
-                "temporaries. Write scaling='row'."
-            )
         check_choice("Float8.scaling", self.scaling, get_args(Scaling))
         for name in ("minimum", "multiple"):
             value = getattr(self, name)

@@ -20,7 +20,7 @@ from .float8 import Float8, RecipeName, as_recipe
 from .registry import known_primitives, known_rule, made_of, primitive_name
 from .retired import RETIRED, instead_of
 from .rules import ANY, PolicyRule, as_rules, matches, said_of
-from .toml_file import as_path, policy_fields, write_policy
+from .toml_file import as_path, policy_fields, policy_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -171,9 +171,8 @@ class Policy:
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the policy to a TOML file that a person can read and change.
 
-        The file is replaced as a whole: after a failure the old file is still there. It names the
-        version of the rules that the policy was made with. Registrations of `register_rule` are
-        not part of a policy, and are not saved.
+        The file names the version of the rules that the policy was made with. Registrations of
+        `register_rule` are not part of a policy, and are not saved.
 
         Args:
             path: The file.
@@ -181,8 +180,7 @@ class Policy:
         Raises:
             TypeError: A rule is a function, which a file of data cannot hold; or ``path`` is
                 neither a string nor a ``pathlib.Path``.
-            ValueError: A name or pattern holds half of a surrogate pair, which TOML cannot; or
-                ``path`` is there and no regular file.
+            ValueError: A name or pattern holds half of a surrogate pair, which UTF-8 cannot encode.
             OSError: The file cannot be written.
 
         Example:
@@ -196,7 +194,7 @@ class Policy:
             >>> [line for line in lines if "ln" in line]
             ['    ["*/ln", "*", "float32"],']
         """
-        write_policy(self, as_path(path, "save"))
+        as_path(path, "save").write_bytes(policy_text(self).encode())
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:

@@ -177,8 +177,8 @@ FUNCTIONS_RETURNING_OPERAND_DTYPE = frozenset(
     """.split()
 )
 
-# PyTorch lists these as float32, although a part of them is not, or stays in 16 bits here as long
-# as its consumers lose nothing: powers, and the copied elements of ``jax.image.resize``.
+# PyTorch runs these in float32. Here parts of them stay in 16 bits as long as their consumers lose
+# nothing: powers, and the copied elements of ``jax.image.resize``.
 RETURNS_FLOAT32 = frozenset(("square", "integer_pow"))
 FUNCTIONS_RETURNING_FLOAT32 = frozenset(("_resize", "softplus"))
 

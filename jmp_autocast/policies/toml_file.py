@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import pathlib
 import tomllib
-import uuid
 import warnings
 from collections.abc import Mapping
 from typing import Any
@@ -53,22 +51,6 @@ def as_path(path: Any, method: str) -> pathlib.Path:
         return pathlib.Path(path)
     fix = "Write one such as 'policy.toml'."
     raise wrong_type(f"Policy.{method} takes a path, a string or a pathlib.Path", path, fix)
-
-
-def write_policy(policy: Any, path: pathlib.Path) -> None:
-    """Writes a `Policy` to a file, whole or not at all."""
-    # A symbolic link stays one, and leads to the new file.
-    target = pathlib.Path(os.path.realpath(path))
-    content = policy_text(policy).encode()
-    temporary = target.with_name(f".policy-{uuid.uuid4().hex}.tmp")
-    try:
-        with temporary.open("xb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def policy_text(policy: Any) -> str:
@@ -127,13 +109,7 @@ def _words(scope: str, primitive: str, what: Any) -> tuple[str, str, str]:
 
 
 def _quoted(text: str) -> str:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise ValueError(
-            f"Cannot save the policy: {text!r} holds {text[error.start]!r}, half of a surrogate "
-            "pair, which no TOML file can hold. Remove it from the name or pattern."
-        ) from None
+    text.encode()  # raises for half of a surrogate pair, which TOML cannot escape
     # JSON and TOML escape alike. TOML demands it of control characters alone; here, of all that an
     # editor would hide or misplace: U+202E reverses the direction of the text after it.
     characters = json.dumps(text, ensure_ascii=False)

@@ -174,7 +174,7 @@ TABLE = {
     "quantize_params: the parameters first": (
         TypeError,
         lambda w: quantize_params(w.params, loss, X),
-        "quantize_params | of type dict | takes a callable | function itself, then the parameters",
+        "quantize_params | of type dict | takes a callable | function itself, then its arguments",
     ),
     "cast_params: two policies": (
         ValueError,

@@ -72,7 +72,7 @@ ROWS = [
                 TypeError,
                 r"batches\[0\] | of type dict | must be a tuple",
             ),
-            ("an array", X, TypeError, "batches | of type ndarray | an iterable of tuples"),
+            ("an array", X, TypeError, "batches | a tuple of arguments | of type ndarray"),
             ("no batches", [], ValueError, "batches | none | at least one"),
         )
     ),

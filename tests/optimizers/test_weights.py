@@ -233,7 +233,7 @@ BAD = {
         "must be a KahanState",
     ),
     "no parameters": (lambda: updated(None), "needs the parameters"),
-    "float32": (lambda: updated(jnp.ones(1)), "another structure.*eqx.apply_updates adds them"),
+    "float32": (lambda: updated(jnp.ones(1)), "another structure.*eqx.apply_updates made"),
     "other leaves": (lambda: updated([jnp.ones(1)] * 2), "another structure.*Call init with"),
     "no state": (lambda: float32_params((), jnp.ones(1)), "0 states in this tuple"),
     "wide": (

@@ -19,7 +19,7 @@ _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _OPERAND = re.compile(r"(?:^|[\s,(%])([A-Za-z_][\w.\-]*)(?=\s*(?:,|$))")
-# The brackets of these hold no operands.
+# The brackets of these opcodes hold no operands.
 _LEAVES = frozenset(("parameter", "constant", "iota", "partition-id", "replica-id"))
 
 

@@ -132,7 +132,8 @@ class _Checked:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
-            # An opened function equals that of the next call; the user's own may have no hash.
+            # The function of an opened call equals that of the next call; a user's function may
+            # have no hash.
             fn = None if call.fn is self._fn else call.fn
             traced = self._traced(fn, *split((call.args, call.kwargs)))
             (outputs, report), unflatten = traced.arrays, traced.static

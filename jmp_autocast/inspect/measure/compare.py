@@ -7,15 +7,13 @@ from typing import Any, overload
 
 import jax
 
-from ...autocast import PlannedCall
+from ...autocast import PlannedCall, wrapper_for
 from ...call.arguments import name_of
-from ...call.options import tool_options
 from ...interpreters import Rewriter
 from ...interpreters.compat import aval_of, body_of
 from ...policies import PolicyLike
 from ...policies.errors import with_usage
 from ..calls import check_concrete, check_range, differentiated, is_loss
-from ..report.explain import looked_at
 from .comparison import Comparison, cotangent_rows, equation_rows, gradient_errors
 from .cotangents import Tap, tapped
 from .devices import is_on_one_device, on_device
@@ -112,7 +110,7 @@ def compare(
         if isinstance(fn, Mapping):
             return compare_arrays(fn, against, args, kwargs)
         return compare_programs(fn, against, args, kwargs)
-    wrapper = looked_at(fn, tool_options(policy), "compare", args, kwargs)
+    wrapper = wrapper_for("compare", fn, policy, args, kwargs)
     check_concrete("compare", (args, kwargs))
     planned = wrapper.planned(*args, **kwargs)
     check_range(argnums, len(args), "the call, which has")

@@ -278,7 +278,7 @@ def cotangent_rows(
 
 
 def _ranked(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
-    # By the introduced error: most of the total error comes from earlier rows.
+    # Sorted by the introduced error: most of the total error comes from earlier rows.
     return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))
 
 

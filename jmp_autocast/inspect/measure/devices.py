@@ -16,7 +16,7 @@ from ...interpreters import compat
 from ...interpreters.primitives.structure import equations_in
 from .measured import is_measurable
 
-# These may place values on other devices than those of the arguments.
+# These primitives may place values on other devices than those of the arguments.
 _SPREADING = frozenset(("shard_map", "sharding_constraint", "reshard", "device_put"))
 
 

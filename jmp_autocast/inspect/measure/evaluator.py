@@ -145,7 +145,7 @@ class Recorder:
         """Turns measurements into readings: before a loop or a branch, and at the end."""
         measured, held = self._measured, self._held
         self._measured, self._held = [], []
-        # A tick of another mesh goes on here.
+        # The tick may come from another mesh: it is moved to the mesh of this trace.
         self.tick = on_this_mesh(self.tick)
         count = len(measured)
         if not count:
@@ -217,7 +217,7 @@ class Evaluator(SideBySide[Recorder]):
 
     def given(self, arrays: Iterable[Arrays]) -> list[Values]:
         """Returns values that no measured equation of this jaxpr has computed."""
-        # The flags are those of the first program, which all others follow.
+        # The values of the first program decide the flags: the others follow its control flow.
         return [Values(x, flags_of(self._probe, x[0])) for x in arrays]
 
     def enters(self, eqn: JaxprEqn) -> bool:
@@ -306,7 +306,8 @@ class Evaluator(SideBySide[Recorder]):
             before, in_cond, (carry, in_body, tick) = state
             found = self._measure(body.jaxpr, of_body, [*for_body, *carry], tick)
             outputs = [_where(before, *pair) for pair in zip(found.outputs, carry, strict=True)]
-            # The loop ends with that of the float32 program, as a `cond` takes its branch.
+            # The loop ends when the float32 program ends it, as a `cond` takes the branch of that
+            # program.
             goes_on, again, tick = predicate(outputs, found.tick)
             in_body = merge(in_body, found.readings)
             return goes_on, merge(in_cond, again), Evaluated(outputs, in_body, tick)

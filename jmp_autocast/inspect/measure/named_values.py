@@ -215,7 +215,7 @@ _FIX = "Write compare({'layer_0': x}, against={'layer_0': y})."
 
 
 def _errors(one: Mapping[str, Any], two: Mapping[str, Any]) -> Traced:
-    """Returns the error of each value that both have in one shape, and its name and dtypes."""
+    """Returns the errors, names and dtypes of values with equal shapes in both programs."""
     errors, dtypes, unmatched = [], [], []
     for name in dict.fromkeys([*one, *two]):
         x, y = one.get(name), two.get(name)

@@ -104,7 +104,7 @@ class NumericsProbe(Probe):
         """Counts the elements of the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
-        # Scalars: those of all equations are stacked at once, and for vectors XLA would compile a
+        # The scalars of all equations are stacked at once; for vectors XLA would compile a
         # concatenation per equation.
         return functools.reduce(_sum, counts)
 

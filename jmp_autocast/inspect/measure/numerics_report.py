@@ -280,7 +280,7 @@ def _over_mapped_axes(reading: Reading) -> Reading:
 
 
 def _row(equation: MeasuredEquation, reading: Reading) -> NumericsRow:
-    # Mode "raise" counts NaNs and infinities alone; the other fields are those of no value.
+    # Mode "raise" counts only NaNs and infinities; the other fields are as for an empty array.
     empty = {"largest": 0, "smallest": INFINITY}
     numbers: dict[str, Any] = {
         name: empty.get(name, 0) if count is None else count

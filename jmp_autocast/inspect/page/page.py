@@ -106,7 +106,8 @@ def _equation(row: Row) -> str:
     links = ("" if index is None else _link(index) for index in row.operand_rows)
     results = map(_value, row.results, row.declared_results, row.result_shapes)
     times = f" <small>{row.times:,} times</small>" if row.times > 1 else ""
-    causes = " ".join((_shown(row.cause), *map(_link, row.cause_rows)))
+    producers = dict.fromkeys(row.operand_rows[i] for i in row.cause_operands)
+    causes = " ".join((_shown(row.cause), *(_link(i) for i in producers if i is not None)))
     cells = (
         str(row.index),
         f"{'&emsp;' * row.depth}{_shown(row.primitive)}{times}",

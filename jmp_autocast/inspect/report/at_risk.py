@@ -1,4 +1,4 @@
-"""What a program loses in 16 bits: equations that the planner raises, and what it leaves."""
+"""Equations at risk in 16 bits: those that the planner raises, and those that it leaves."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _RAISES = frozenset(
 )
 
 _CONTRACTS, _TURNS = having("contracts"), having("turns")
-# Of one product and what is given they make a product.
+# Applied to one product and to inputs of the program, these return a product, too.
 _SCALES = having("moves") | {"convert_element_type", "neg", "mul", "div", "add", "add_any", "sub"}
 _CANCELS = "It is a difference of two 16-bit products, whose rounding remains where they cancel."
 _SOLVES = "Its operand comes from a 16-bit product, whose rounding a condition number multiplies."

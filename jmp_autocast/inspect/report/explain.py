@@ -6,11 +6,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ...autocast import ANNOTATED, Autocast, PlannedCall, kind_of
-from ...call.arguments import check_function, name_of
-from ...call.forms import check_options
-from ...call.options import Options, autocast_options, tool_options
-from ...call.wrapping import wrapper_of
+from ...autocast import ANNOTATED, PlannedCall, wrapper_for
+from ...call.arguments import name_of
 from ...interpreters import Source, compat
 from ...interpreters.after.kept_wide import kernels_in
 from ...interpreters.after.stored_reads import Copied, read_dtypes
@@ -80,9 +77,8 @@ def explain(
         >>> next(row.operands for row in report.rows if row.primitive == "exp")
         ('float32',)
     """
-    options = tool_options(policy)
-    wrapper = looked_at(fn, options, "explain", args, kwargs)
-    as_it_runs = options is None and wrapper is not fn
+    wrapper = wrapper_for("explain", fn, policy, args, kwargs)
+    as_it_runs = policy is None and wrapper is not fn
     with ANNOTATED(as_it_runs):  # which changes nothing in a program without autocast
         planned = wrapper.planned(*args, **kwargs)
     name, chosen = name_of(fn), wrapper.policy
@@ -102,44 +98,12 @@ def explain(
     return Report(name, dtype, rows, totals, reason, residuals.rows, risks)
 
 
-def looked_at(
-    fn: Callable[..., Any],
-    options: Options | None,
-    by: str,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Autocast:
-    """Returns the wrapper of a function for a tool, or the function if it is one.
-
-    Args:
-        fn: The function, or a wrapper of `autocast`.
-        options: The options, None for the wrapper's own or the default.
-        by: The public function of the tool.
-        args: The positional arguments of the call: stateful objects need their own wrapper.
-        kwargs: The keyword arguments.
-
-    Raises:
-        TypeError: ``fn`` is not callable.
-        ValueError: ``fn`` is a wrapper, and a policy is given as well.
-    """
-    check_function(fn, by, "Pass the function itself, then its arguments.")
-    check_options(by, fn, kwargs)
-    if not isinstance(fn, Autocast):
-        return wrapper_of(fn, options or autocast_options(), kind_of(fn, args, kwargs))
-    if options is not None:
-        raise ValueError(
-            f"{by} got policy= for a function that autocast has already wrapped with its own. "
-            "Leave policy out, or pass the function that was wrapped."
-        )
-    return fn
-
-
 def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptBytes]:
     """Returns the totals of a planned program, without scopes, and its residuals."""
     plan, shapes = planned.plan, planned.call.shapes
     rewritten = compat.fresh_make_jaxpr(planned.rewritten, *shapes)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    # A gradient holds its residuals inside: a second derivative would have others.
+    # A gradient consumes its own residuals; differentiated again, it would have others.
     residuals = KeptBytes()
     if not is_gradient(planned.closed):
         residuals = kept_bytes(compat.jaxpr_as_fun(rewritten), shapes, params)
@@ -175,7 +139,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
 
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
-    """Reports a program that holds autocast itself: its jit, its gradient, a training step."""
+    """Reports a program that contains autocast: a wrapper in `jax.jit`, a training step."""
     inputs, plan = planned.plan.inputs, _declared_plan(planned.traced)
     visits = walk_plan(plan, planned.call.paths)
     sources = dict(zip(planned.call.paths, inputs, strict=True))

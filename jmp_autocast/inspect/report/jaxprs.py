@@ -29,7 +29,7 @@ def flops_of(eqn: JaxprEqn) -> int:
 
 
 def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
-    """Returns the bytes of a variable or literal in a dtype, by default in its own; 0 of tokens."""
+    """Returns the bytes of a variable or literal in a dtype, by default its own; 0 for a token."""
     declared = getattr(atom.aval, "dtype", None)
     if declared is None:
         return 0

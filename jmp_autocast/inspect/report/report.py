@@ -182,7 +182,8 @@ class Report(Exported):
 
         def cells(rows: list[Row]) -> list[Any]:
             times, flops = sum(row.times for row in rows), sum(row.flops for row in rows)
-            # Rows may have a cause each, such as the name of an operand: then the code is enough.
+            # If the rows of a group have different causes, such as names of operands, only the code
+            # is shown.
             one_cause = len({row.cause for row in rows}) == 1
             reason = reason_of(rows[0]) if one_cause else rows[0].reason
             return [times, rows[0].primitive, short_dtypes(rows[0]), scaled(flops), reason]

@@ -16,7 +16,6 @@ from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies
 from ...policies import STRUCTURAL, CastPolicy, Policy
 from .jaxprs import flops_of, nbytes_of
-from .provenance import causes_of
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -50,12 +49,8 @@ class Row:
             ``"0/dense/kernel"``; ``""`` for other values.
         operand_sources: The kind of each operand that is a source: ``"param"``, ``"data"``,
             ``"const"`` or ``"literal"``, also if it was moved or cast; ``""`` for computed values.
-        cause_operands: The positions of the operands that caused the dtypes.
-        cause_rows: The indices of the rows that caused the dtypes: producers of operands, the
-            consumer, the start and the end of a carry, the results of branches or of the body of a
-            call. Empty if a rule, a scope, the program, an input or an output decided. Following
-            the first of them from row to row ends in such a row, or goes around the carry of a
-            loop; consumers that only move the value are skipped.
+        cause_operands: The positions of the operands that caused the dtypes; ``operand_rows`` has
+            the rows that produced them.
         flops: Estimated floating point operations, over all ``times``; 0 for data movement,
             casts, and equations with bodies.
         nbytes: Bytes of operands and results in these dtypes, over all ``times``.
@@ -90,7 +85,6 @@ class Row:
     operand_inputs: tuple[str, ...]
     operand_sources: tuple[str, ...]
     cause_operands: tuple[int, ...]
-    cause_rows: tuple[int, ...]
     flops: int
     nbytes: int
     declared_nbytes: int
@@ -103,8 +97,7 @@ def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
         visits: The visits of `walk_plan`, with the paths of the inputs in the arguments as origins.
         policy: The policy of the plan.
     """
-    pairs = zip(visits, causes_of(visits), strict=True)
-    return [_row(visit, causes, policy) for visit, causes in pairs]
+    return [_row(visit, policy) for visit in visits]
 
 
 def note_on_sizes(rows: Iterable[Row]) -> str:
@@ -114,7 +107,7 @@ def note_on_sizes(rows: Iterable[Row]) -> str:
     return f"symbolic lengths count as {ASSUMED_LENGTH}" if symbolic else ""
 
 
-def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
+def _row(visit: Visit, policy: Policy) -> Row:
     eqn, plan, times = visit.eqn, visit.plan, visit.times
     # In a program rewritten by autocast, a contraction that returns its accumulator has the sources
     # of its operands as further operands.
@@ -147,7 +140,6 @@ def _row(visit: Visit, causes: tuple[int, ...], policy: Policy) -> Row:
             s.source.value if s.source else "" for s in plan.given[: len(invars)]
         ),
         cause_operands=plan.reason.operands,
-        cause_rows=causes,
         flops=times * flops_of(eqn),
         nbytes=times * sum(map(nbytes_of, atoms, [*operands, *results])),
         declared_nbytes=times * sum(map(nbytes_of, atoms)),

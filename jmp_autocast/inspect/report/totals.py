@@ -100,7 +100,7 @@ class Totals:
 
     @property
     def low_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 16-bit or 8-bit operands; 1 of none.
+        """The share of matmul and convolution FLOPs on 16-bit or 8-bit operands; 1 if none.
 
         Example:
             >>> import jax.numpy as jnp

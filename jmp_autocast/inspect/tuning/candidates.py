@@ -28,7 +28,7 @@ class Candidate(NamedTuple):
 
     @property
     def operation(self) -> tuple[str, str]:
-        """Its name in a program without marks of this package."""
+        """The candidate as `effects` names it: without the scopes that this package adds."""
         names = [name for name in self.scope.split("/") if read_mark(name) is None]
         return "/".join(names), self.primitive
 
@@ -68,7 +68,7 @@ def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
 
 
 def low_share(rows: Sequence[Row]) -> float:
-    """Returns the share of the FLOPs of matmuls and convolutions on lowered operands; 1 of none."""
+    """Returns the share of matmul and convolution FLOPs on lowered operands; 1 if none."""
     products = [row for row in rows if row.primitive in CONTRACTIONS]
     low = sum(row.flops for row in products if not {"float32", "float64"} & {*row.operands})
     total = sum(row.flops for row in products)

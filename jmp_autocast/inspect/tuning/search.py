@@ -16,9 +16,9 @@ Test = Callable[[frozenset[int]], bool]
 
 
 def run_bound(candidates: int) -> int:
-    """Returns the largest number of runs, including those with nothing and with everything."""
-    # The shortest prefix that passes takes at most twice log2: for steps that double, and for
-    # halves. The others are for removals.
+    """Returns the bound of trial runs, including those of no candidate and of all candidates."""
+    # The search for the shortest prefix takes at most twice log2: steps double, then intervals are
+    # halved. Ten more are for removals.
     return math.floor(2 * math.log2(max(candidates, 1)) + 10)
 
 
@@ -61,7 +61,8 @@ def find_needed(
         test = lambda n, known=known: passes(known | {*order[:n]})  # noqa: E731
         size = _shortest(end, guess, 1 if trusted else end, test, may_run)
         trusted = trusted and size <= 2 * guess + 1
-        # Errors that add up as predicted are all needed; a range may be exceeded without harm.
+        # If errors add up as predicted, all these candidates are needed. One that only exceeds a
+        # range may be harmless.
         if found and size == end and trusted and math.isfinite(sizes[order[0]]):
             break
         end = size

@@ -95,7 +95,8 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Oth
 
 
 def _cast(plan: EquationPlan, given: Sequence[_Other]) -> list[_Other]:
-    """Returns the dtypes of the operands of a call: PyTorch does not widen them before it."""
+    """Returns the dtypes of a call's operands in PyTorch, which raises none of them before the
+    call."""
 
     def inside(other: _Other, state: ValueState, cast: _Other) -> _Other:
         if cast is None:
@@ -113,7 +114,7 @@ def _hands_on(eqn: JaxprEqn) -> bool:
 
 
 def _is_free(state: ValueState, variable: Atom) -> bool:
-    """A value that is computed, and not in 16 bits because the program declares it so."""
+    """Whether a value is computed, and has no 16-bit dtype by the program's own declaration."""
     declared_low = state.dtype != FLOAT32 and aval_of(variable).dtype == state.dtype
     return state.is_computed and not declared_low
 

@@ -27,7 +27,7 @@ _LOOPS = frozenset(("scan", "while"))
 # the gradient of a normalized weight.
 _MOST = 7
 
-# What autocast has made of an earlier reading: its gradient goes to the source, not to the copy.
+# Emitted by an earlier `autocast`: the gradient goes to the source, not to the 16-bit copy.
 _REWRITTEN = frozenset(("source_view", "accumulate"))
 
 
@@ -94,7 +94,7 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
                 copies[root.input, key] = None
         return _moved(eqn, equation, given)
 
-    # Literals and known values are cast at trace time: there is nothing to hand in.
+    # Literals and known values are cast at trace time: they need no operand.
     is_source = [s.dtype is not None and s.keeps_gradient for s in plan.inputs]
     follow(plan.jaxpr, [Root(i) if b else None for i, b in enumerate(is_source)], None, step)
     return known.setdefault(id(plan), tuple(copies))
@@ -124,7 +124,7 @@ def _moved(
 ) -> Sequence[Root | None]:
     """Returns the inputs whose elements the results of an equation are."""
     if isinstance(plan.action, Move):
-        # The first operand that comes from an input: the others are indices or padding values.
+        # The first operand with an input as its origin; the others are indices or padding values.
         first = next((root for root in given if root is not None), None)
         tag = plan.given[0].tag
         is_all = eqn.primitive.name in _WHOLE and not (tag and tag.in_slices)
@@ -136,7 +136,7 @@ def _moved(
 
 
 def read_often(plan: Plan) -> frozenset[Any]:
-    """Returns the values of a jaxpr that are to be read as sources are: through views.
+    """Returns the computed values whose uses are views, as the uses of sources are.
 
     A normalized weight, or a merged one, is computed once and read in each step of an unrolled
     loop; so is an encoding, a product in 16 bits, by each step of a decoder. Each read is then a
@@ -151,7 +151,7 @@ def read_often(plan: Plan) -> frozenset[Any]:
     made: dict[Any, ValueState] = {}
 
     def read(v: Atom, dtype: np.dtype | None) -> None:
-        # Neither inputs nor literals count, nor what moves a source.
+        # Inputs, literals and moved sources do not count.
         state = None if isinstance(v, Literal) else made.get(v)
         if state is None or state.source is not None:
             return
@@ -167,6 +167,6 @@ def read_often(plan: Plan) -> frozenset[Any]:
                 read(v, dtype)
     for v, dtype in zip(plan.jaxpr.outvars, plan.output_dtypes, strict=True):
         read(v, dtype)
-    # All that read a value in float32 share one cast, which has one cotangent.
+    # All float32 consumers of a value share one cast, which has one cotangent.
     reads.update(widened)
     return frozenset(v for v, count in reads.items() if count > _MOST)

@@ -76,7 +76,7 @@ class GuardedProducts(KeptWide):
     """The matmuls and convolutions that guards, or requests, keep in float32."""
 
     def message(self, name: str, compute_dtype: Any) -> str:
-        """Returns the warning: how many, which, why, and how to change it.
+        """Returns the text of the warning: the products, the reasons, and a way to lower them.
 
         Args:
             name: The name of the program.
@@ -159,7 +159,7 @@ def _kept(
     least_share: float,
     least_flops: int = LEAST_FLOPS,
 ) -> K | None:
-    """Returns the equations that ``keeps`` finds, if they have the least share of all products."""
+    """Returns the equations that ``keeps`` selects, if their share of all FLOPs is large enough."""
     # Checked without a walk, which visits each call of one function.
     if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
         return None

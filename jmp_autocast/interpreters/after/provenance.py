@@ -32,7 +32,7 @@ class Root(NamedTuple):
     is_moved: bool = False
 
     def sliced(self) -> Root:
-        """Returns what one iteration of a loop takes of the value."""
+        """Returns the alias of the slice that one iteration of a loop gets."""
         slices = None if self.is_moved or self.slices is None else self.slices + 1
         return self._replace(slices=slices)
 
@@ -57,7 +57,7 @@ def follow(
             returns where each result does.
     """
     consts = [constant] * len(body_of(jaxpr).constvars)
-    # Nothing is bound, so that no step needs the context of its equation.
+    # No equation is bound, so no step needs the context of its equation.
     return evaluate(jaxpr, consts, inputs, lambda _: constant, step, lambda _: nullcontext())
 
 

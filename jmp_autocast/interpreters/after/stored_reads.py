@@ -19,7 +19,7 @@ from .provenance import Root, entering, follow, leaving
 
 @dataclasses.dataclass(frozen=True)
 class Copied:
-    """An equation reads a source by an encoding of it, not in a dtype.
+    """The use of a source through an encoded copy, such as 8-bit values, not in a dtype.
 
     Args:
         slices: Along how many of the source's first dimensions each slice is encoded by itself, one
@@ -60,7 +60,7 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
 
 
 def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list[Roots]:
-    """Adds how a jaxpr reads the inputs of the program, and returns which its outputs are."""
+    """Records the uses of program inputs in a jaxpr; returns which inputs its outputs are."""
 
     def step(i: int, eqn: JaxprEqn, given: list[Roots]) -> Sequence[Roots]:
         equation, count = plan.equations[i], len(eqn.outvars)
@@ -85,7 +85,7 @@ def _moved(given: Sequence[Roots], is_all: bool) -> Roots:
 
 
 def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
-    """Adds that a value is read in a dtype, None for an encoding."""
+    """Records one use of a value in a dtype, None for an encoded copy."""
     for root in roots:
         reads[root.input].add(Copied(root.slices) if dtype is None else dtype)
 
@@ -93,7 +93,7 @@ def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
 def _cast(
     values: Sequence[Roots], casts: Sequence[np.dtype | None], reads: list[set[Read]]
 ) -> list[Roots]:
-    """Adds the casts of some values to the reads, and returns the values after the casts."""
+    """Records the casts of some values as uses, and returns the values after the casts."""
     for roots, dtype in zip(values, casts, strict=True):
         if dtype is not None:
             _read(roots, dtype, reads)
@@ -115,7 +115,7 @@ def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool
 def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     """Returns the dtype in which an equation reads an operand, None for an encoding."""
     if plan.copies:
-        # An activation is encoded as it is, too, but is stored nowhere.
+        # Activations are encoded in the same way, although they are not stored.
         return None if any(k == i for i, _ in plan.copies) else FLOAT32
     # Unchanged: in float32, unless the program rounds it itself.
     target = cast_dtype(eqn)
@@ -125,7 +125,7 @@ def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
 def _inside(
     eqn: JaxprEqn, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
 ) -> list[Roots]:
-    """Adds how the bodies of an equation read the inputs, and returns which its results are."""
+    """Records the uses of inputs in the bodies of an equation; returns which its results are."""
     given = _cast(given, plan.operands, reads)
     results = [_NONE] * len(eqn.outvars)
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):

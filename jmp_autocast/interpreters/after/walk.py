@@ -29,8 +29,6 @@ class Visit:
         times: How often it runs in one call of the program; a ``while`` counts once.
         origins: The origin of each operand, also across the boundaries of calls and loops.
         inner: How many visits are inside it; they follow it. Set when the walk has left it.
-        returned: The origins of its bodies' outputs: for each result of the equation, an origin for
-            each body that computes it. Set when the walk has left it.
     """
 
     index: int
@@ -41,7 +39,6 @@ class Visit:
     times: int
     origins: tuple[Origin, ...]
     inner: int = 0
-    returned: tuple[tuple[Origin, ...], ...] = ()
 
 
 def walk_plan(plan: Plan, inputs: Sequence[Origin] | None = None) -> list[Visit]:
@@ -109,7 +106,6 @@ def _walk(
         visit = Visit(index, eqn, equation, path, depth, times, tuple(given))
         visits.append(visit)
         held = bodies(eqn) if equation.inner else ()
-        returned: list[list[Origin]] = [[] for _ in eqn.outvars]
         outputs: list[Origin] = []
         for inner, body in zip(equation.inner, held, strict=True):
             # A body that is planned once and called 96 times is visited 96 times: rows are per
@@ -117,13 +113,9 @@ def _walk(
             given_inside = entering(body, given, index, equation.operands)
             more = times * body.repeats
             outputs = _walk(inner, given_inside, visits, path, depth + 1, more)
-            for result, origin in zip(body.results, outputs, strict=True):
-                if result is not None:
-                    returned[result].append(origin)
             pairs = zip(outputs, inner.output_dtypes, strict=True)
             outputs = [origin if cast is None else None for origin, cast in pairs]
         if held:
-            visit.returned = tuple(map(tuple, returned))
             visit.inner = len(visits) - index - 1
         results: list[Origin] = [index] * len(eqn.outvars)
         return leaving(held[0], outputs, index, len(results)) if len(held) == 1 else results

@@ -22,7 +22,7 @@ from ..regions import RegionOf
 
 
 def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
-    """Returns a jaxpr without calls between picked elements and the value behind them.
+    """Inlines the calls between a gather of few elements and the producer of its operand.
 
     Args:
         jaxpr: An open or closed jaxpr; those in it are prepared.
@@ -49,9 +49,9 @@ def _is_open(eqn: JaxprEqn) -> bool:
 
 
 def _picked_through(calls: dict[int, Any]) -> set[int]:
-    """Returns the calls in which elements are picked from an outer value.
+    """Returns the calls with a gather inside from a value computed outside.
 
-    A value that is picked outside of the call has to exist there, and its gradient with it.
+    If the gather stays inside, the whole outer value and its gradient have to exist.
     """
     reached: dict[int, bool] = {}
     inside = {k: body_of(called(eqn)) for k, eqn in calls.items()}
@@ -63,7 +63,7 @@ def _picked_through(calls: dict[int, Any]) -> set[int]:
 
 
 def _values_behind(jaxpr: AnyJaxpr, picked: Iterable[Any]) -> set[Any]:
-    """Returns picked values, and those that they are made of element by element."""
+    """Returns gathered values, and the values from which they are computed elementwise."""
     behind = {v for v in picked if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns) if behind else ():
         if passes_picks(eqn) and eqn.outvars[0] in behind:
@@ -74,7 +74,7 @@ def _values_behind(jaxpr: AnyJaxpr, picked: Iterable[Any]) -> set[Any]:
 
 
 def _makes_elementwise(eqn: JaxprEqn, behind: Collection[Any]) -> bool:
-    """Whether a call makes one of some values element by element."""
+    """Whether a call computes one of the given values elementwise."""
     inner = body_of(called(eqn))
     pairs = zip(eqn.outvars, inner.outvars, strict=True)
     made = {v for out, v in pairs if out in behind and not isinstance(v, Literal)}

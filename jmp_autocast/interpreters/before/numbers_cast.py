@@ -22,7 +22,7 @@ _CONTRACTS = having("contracts")
 
 
 def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
-    """Returns a jaxpr in which each product of a float and a number is one of two floats.
+    """Returns a jaxpr in which a product of a float and an integer has two float operands.
 
     Args:
         jaxpr: An open or closed jaxpr.

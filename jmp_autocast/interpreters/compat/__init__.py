@@ -52,7 +52,7 @@ Literal: TypeAlias = jex_core.Literal
 Var: TypeAlias = jex_core.Var
 # A variable or a literal. JAX's own union is of partially unknown type to `pyright --verifytypes`.
 Atom: TypeAlias = Any
-# JAX 0.11 made one class of the two.
+# JAX 0.11 merged the two classes.
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
@@ -327,7 +327,7 @@ def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
 
 
 def relative_contexts(eqns: Sequence[JaxprEqn]) -> Hashable:
-    """Returns the settings and names that equations have beside those that all of them have."""
+    """Returns the settings of equations, and their names below the scopes that all share."""
     first, size = eqns[0], len(common_scopes(eqns))
     found = [(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns]
     return first.ctx if found == [(first.ctx, ())] * len(found) else tuple(found)

@@ -8,7 +8,7 @@ from jax.extend.random import threefry2x32_p
 
 
 def threefry_bits(key: jax.Array, counts: jax.Array) -> jax.Array:
-    """Returns the bits that ``jax.random.bits`` draws for the elements of these numbers.
+    """Returns the bits that ``jax.random.bits`` draws for the elements at these flat indices.
 
     Args:
         key: The data of a threefry key, ``uint32[2]``.

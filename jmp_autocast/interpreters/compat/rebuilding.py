@@ -1,4 +1,4 @@
-"""Jaxprs with other equations, made without a trace: what stays is the object that it was."""
+"""Edits jaxprs without a trace: equations and variables that stay are the same objects."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def is_dropped(variable: Var) -> bool:
 
 
 def renamed(atoms: Sequence[Atom], names: Mapping[Any, Any]) -> list[Any]:
-    """Returns variables and literals with others in place of some of the variables."""
+    """Returns atoms in which some variables are replaced."""
     return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]
 
 
 def with_equations(
     jaxpr: AnyJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any] | None = None
 ) -> Any:
-    """Returns a jaxpr with other equations, or the jaxpr itself if they are its own.
+    """Returns a jaxpr with other equations; the given jaxpr if nothing differs.
 
     Args:
         jaxpr: An open or closed jaxpr.

@@ -34,7 +34,7 @@ _OF_A_MEMO = frozenset(("cells", "sentinel"))
 
 
 def rule_key(rule: Any, own: list[Any]) -> Hashable:
-    """Returns what wrappers of one function have in common, as a key.
+    """Returns a key that is equal for the wrappers that JAX makes of one rule in several traces.
 
     Args:
         rule: A parameter of an equation.
@@ -61,7 +61,7 @@ def rule_key(rule: Any, own: list[Any]) -> Hashable:
 
 
 def cells_of(function: FunctionType) -> dict[str, Any]:
-    """Returns the closure of a function by name; an empty cell as itself."""
+    """Returns the closure of a function by name: the contents of its cells, or empty cells."""
     named = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: _content(cell) for name, cell in named}
 

@@ -21,7 +21,7 @@ def scan_split(params: dict[str, Any]) -> tuple[int, int]:
 
 
 def scan_with_more(params: dict[str, Any], extra: int, scanned: int) -> dict[str, Any]:
-    """Returns a scan's parameters with more constants, and more arrays that it goes through."""
+    """Returns a scan's parameters for additional constants and additional scanned arrays."""
     if not extra and not scanned:
         return params
     if "ft_in" not in params:
@@ -32,7 +32,7 @@ def scan_with_more(params: dict[str, Any], extra: int, scanned: int) -> dict[str
 
 @functools.lru_cache(maxsize=1024)
 def _ft_in(consts: int, carries: int, scanned: int) -> Any:
-    """Returns the parameter of a scan of so many operands: what JAX itself gives such a scan."""
+    """Returns the ``ft_in`` parameter that JAX gives a scan with these numbers of operands."""
 
     def scan(held: Any, init: Any, xs: Any) -> Any:
         def step(carry: Any, x: Any) -> Any:

@@ -30,7 +30,7 @@ _SEARCH = 10
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """Which values are kept, and which are made again.
+    """The values that are kept, and those that are recomputed.
 
     Args:
         kept: The values that are kept, those among them too that are in memory anyway.
@@ -49,7 +49,7 @@ class Cut:
 
     @property
     def declared_nbytes(self) -> int:
-        """The bytes of everything that derivatives read, which is kept without a cut."""
+        """The bytes of all values that derivatives consume: JAX keeps them without a cut."""
         return _fresh(self.wanted)
 
 
@@ -135,7 +135,7 @@ class _Network:
         """Returns the node from which a step recomputes its result."""
         if step.level == v.level or v in self.fixed or v.is_stored:
             return 2 * self.number[v] + 1
-        # There it is kept, or not read, at a cost of its own.
+        # On a later level the value is kept, at a cost of its own, or not consumed.
         return self.behind.setdefault(v, self.sink + 1 + len(self.behind))
 
     def cut(self, price: float) -> Cut:
@@ -151,7 +151,7 @@ class _Network:
                 for v, i in self.number.items()
                 if v not in self.fixed and v not in self.forced
             ]
-        # A program that reads nothing, as one of numbers alone, has no edges.
+        # A program without arrays has no edges.
         rows, columns, costs = np.array(edges, np.int64).reshape(-1, 3).T
         shape = (self.sink + 1 + len(self.behind),) * 2
         capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up equal edges
@@ -173,7 +173,7 @@ def _fixed(graph: Graph, strict: bool) -> set[Value]:
     """Returns the values that cannot be recomputed, and are kept if a derivative needs them."""
     fixed = {v for v in graph.values if not _is_run_again(v.producer)}
     for step in graph.steps:
-        # Even if it is not strict, a derivative behind a contraction keeps its operands.
+        # Even without ``strict``, the operands of derivatives on later levels are kept.
         read = step.values if strict else step.reads
         fixed |= {v for v in read if step.level > v.level and not v.is_stored}
     return fixed

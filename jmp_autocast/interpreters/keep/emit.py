@@ -46,7 +46,7 @@ _POLICY = jax.checkpoint_policies.save_only_these_names(SAVED)
 
 
 class _Atom(NamedTuple):
-    """An array and its role in the backward pass, where no plan is made."""
+    """An array outside of planned jaxprs, and its role in the backward pass."""
 
     array: Any
     role: Role
@@ -245,7 +245,7 @@ def has_loop(jaxpr: AnyJaxpr) -> bool:
 
 
 def may_plan(closed: ClosedJaxpr, choice: ResidualChoice) -> bool:
-    """Returns whether there may be something to plan in a program.
+    """Returns whether a program may have residuals to plan.
 
     Args:
         closed: Its jaxpr.

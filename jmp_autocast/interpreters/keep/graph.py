@@ -47,7 +47,7 @@ class Role(enum.Enum):
 
 
 class StepKind(enum.Enum):
-    """What becomes of a step."""
+    """How a step is planned."""
 
     LEAF = "leaf"
     """Moves and casts of parameters and constants: done once, where they stand."""
@@ -317,8 +317,8 @@ def _cheap_rule(eqn: JaxprEqn) -> Any:
 
 
 def _is_cheap(jaxpr: AnyJaxpr) -> bool:
-    # A function with a rule of its own is run here, and not differentiated: it belongs to the
-    # function with the requested rule, or to that rule.
+    # A function with its own derivative rule counts by its body: here it is run, not
+    # differentiated, as a part of the outer function or of the outer rule.
     return all(
         _is_cheap(called(eqn))
         if is_plain_call(eqn) or eqn.primitive.name == "custom_jvp_call"

@@ -41,15 +41,16 @@ def units_of(graph: Graph, cut: Cut) -> list[Unit]:
         cut: Which of its values are kept.
     """
     # No way between two steps of one level leads through a contraction or an opaque step: those
-    # raise the level. So the connected pieces of a level need nothing of each other, and level by
-    # level is an order in which everything finds its operands.
+    # raise the level. So the connected groups of a level are independent, and emitting level by
+    # level computes all operands before their consumers.
     groups = _connected([step for step in graph.steps if _may_join(step, cut)])
     segments = [group for group in groups if _gains(group, cut)]
     inside = {step for group in segments for step in group}
     units = [((group[0].level, 1, group[0].index), _segment(group, cut)) for group in segments]
     for step in graph.steps:
         if step not in inside:
-            # Leaves first, as all may read them, and what raises the level last.
+            # Leaves come first, because any step may consume them; steps that raise the level come
+            # last.
             first = {StepKind.LEAF: -1, StepKind.FLOATING: -1, StepKind.CHEAP: 1}.get(step.kind, 2)
             level = -1 if first == -1 else step.level
             units.append(((level, first, step.index), Unit((step,))))
@@ -63,7 +64,7 @@ def _may_join(step: Step, cut: Cut) -> bool:
 
 
 def _gains(group: Sequence[Step], cut: Cut) -> bool:
-    """Returns whether a piece keeps less as a segment than JAX keeps of its steps."""
+    """Returns whether a group keeps less as a checkpointed segment than JAX keeps for its steps."""
     # For steps other than products, JAX keeps a function of the operand instead of the operand: a
     # square keeps 2 x, an exponential its result. So a piece with such a step is a segment even if
     # the cut recomputes nothing in it (GPT scan on a TPU: 8 % fewer temporary bytes).
@@ -75,7 +76,7 @@ def _gains(group: Sequence[Step], cut: Cut) -> bool:
 
 
 def _connected(steps: Iterable[Step]) -> list[list[Step]]:
-    """Groups steps that read each other's results on one level; each in program order."""
+    """Groups the steps of one level that consume each other's results, in program order."""
     parent: dict[Step, Step] = {}
 
     def root(step: Step) -> Step:
@@ -120,7 +121,7 @@ def _segment(group: Sequence[Step], cut: Cut) -> Unit:
 
 
 def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
-    """Leaves out what nobody reads: outputs of segments, and steps that segments have taken."""
+    """Removes outputs of segments without a consumer, and steps that segments contain already."""
     needed = {v for v in graph.outputs if isinstance(v, Value)}
     found: list[Unit] = []
     for unit in reversed(units):

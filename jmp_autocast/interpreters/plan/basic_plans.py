@@ -64,7 +64,7 @@ def as_declared(
 
 
 def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
-    """Returns the plan in which all float operands are read in, and results are, ``target``."""
+    """Returns the plan with all float operands and results in ``target``."""
     floats = at.floats
     operands: list[np.dtype | None] = [None] * len(at.given)
     for i in floats:
@@ -76,8 +76,8 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
     declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in floats)
     unchanged = declared and not any(operands)
     results = tuple(
-        # With its own operands an equation has its own results: a float32 statistic of a 16-bit
-        # attention kernel, or the user's preferred_element_type.
+        # With declared operands an equation has its declared results, too: a float32 statistic of a
+        # 16-bit attention kernel, or the user's preferred_element_type.
         _computed(dtype if unchanged else target, bound)
         if (dtype := at.declared(v)) is not None
         else _NOTHING
@@ -98,7 +98,8 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     # no gradient.
     if at.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in floats if at.given[i].known_value is None]
-        # Weights that are gathered from devices; activations in 16 bits are sent so both ways.
+        # Only float32 weights that are gathered from devices: 16-bit activations have 16-bit
+        # cotangents.
         if at.name in _TRAVELS:
             unknown = [i for i in unknown if at.given[i].dtype == FLOAT32]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))

@@ -43,13 +43,13 @@ def _of_power(it: Operands) -> int:
 
 
 def _negated(it: Operands) -> int:
-    # What scales is taken to be above 0.
+    # Factors are assumed to be positive.
     return -(it.bounds[0] or int(at_least(1, element_count(it.eqn.invars[0]))))
 
 
 def _ended_at(side: int) -> Callable[[Operands], int]:
     def rule(it: Operands) -> int:
-        # By a number, or by an array that itself ends there.
+        # A small operand is such a bound, and so is a full-size one with this bound.
         return side if len(it.large) < len(it.bounds) or side in it.bounds else 0
 
     return rule
@@ -70,7 +70,7 @@ def _added(it: Operands) -> int:
 
 
 def _subtracted(it: Operands) -> int:
-    # By the largest of its row, or a logarithm of a sum; a bias or a mean bounds nothing.
+    # The maximum of a row, or the logarithm of its sum, bounds the row; a bias or a mean does not.
     if it.made[1].largest:
         return -1
     # The decay since an earlier position; a mask removes the later ones.
@@ -84,7 +84,7 @@ def _common(bounds: Sequence[int]) -> int:
 
 
 def _chosen(it: Operands) -> int:
-    # A mask inserts a number beside the values; NaN does not count as a value.
+    # A mask inserts a constant among the values; NaN does not count as a value.
     if it.made[0].is_nan:
         return it.bounds[1]
     return _common([it.bounds[i] for i in it.large if i] or it.bounds[1:])
@@ -127,7 +127,8 @@ def _masked_or_scaled(it: Operands) -> bool:
     )
 
 
-# From operands, some of them unbounded exponentials, to whether the result is one.
+# Functions that return whether the result is an unbounded exponential, given operands of which some
+# are.
 _STAYS: Mapping[str, Callable[[Operands], bool]] = MappingProxyType(
     {
         **dict.fromkeys(having("shifts") | {"neg"}, _all_large),

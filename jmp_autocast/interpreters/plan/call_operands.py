@@ -27,7 +27,7 @@ def read_low(
         sources: The kinds of the operands that may be cast; None is a computed value.
     """
 
-    # A known value is cast at trace time, and a source reads through a view of its own.
+    # A known value is cast at trace time, and each use of a source is a view.
     def is_cast(state: ValueState, demand: Demand) -> bool:
         may_be = state.source in sources and state.known_value is None
         return may_be and demand is Demand.LOW and state.dtype == FLOAT32
@@ -42,7 +42,7 @@ def read_low(
 
 
 def demands_behind_moves(plan: Plan) -> list[Demand]:
-    """Returns how each input of a jaxpr is read by what computes: a moved source is moved as read.
+    """Returns the dtypes in which equations consume each input, past movements of a source.
 
     `Plan.demands` calls that a float32 read, because a float32 result is planned for it.
 
@@ -62,7 +62,7 @@ def demands_behind_moves(plan: Plan) -> list[Demand]:
         if isinstance(equation.action, Move) and moved:
             inputs.update(dict.fromkeys(eqn.outvars, moved[0]))
             continue
-        # The casts before a call, or else the reads of its bodies.
+        # For a call its operand casts count, and where it has none the uses in its bodies.
         dtypes = equation.operands if equation.inner else equation.reads
         reads = [Demand.of(dtype) for dtype in dtypes]
         for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
@@ -113,7 +113,7 @@ def cast_states(
         if dtype is None:
             return state
         was_rounded = dtype == FLOAT32 and is_16_bit(state.dtype)
-        # Positions do not become fewer by being rounded.
+        # Rounded coordinates keep their bound.
         bound = state.integer_bound
         return ValueState(dtype, integer_bound=bound, was_rounded=was_rounded, marks=state.marks)
 

@@ -125,7 +125,7 @@ def _range_of(array: np.ndarray) -> _Found:
 def _is_stencil(array: np.ndarray) -> bool:
     """Whether an array adds up to 0, as a whole, or each row or column of a matrix does.
 
-    Of a bank of filters, one that does is enough: the others of a wavelet are its averages.
+    In a bank of filters one is enough: the other filters of a wavelet are averages.
     """
     if array.ndim < 2:
         return bool(_adds_up_to_0(array.reshape(1, -1)).all())
@@ -142,7 +142,7 @@ def _adds_up_to_0(rows: np.ndarray) -> np.ndarray:
 
 
 def _is_even(array: np.ndarray) -> bool:
-    """Whether there are four or more elements along an axis, at even distances, the same in all."""
+    """Whether four or more elements along an axis are evenly spaced, with equal spacings."""
     for k in range(array.ndim):
         if array.shape[k] < 4:
             continue

@@ -27,7 +27,7 @@ from .reasons import Reason
 
 
 class Source(enum.Enum):
-    """The kind of a value without a computation behind it, or only with one on such values."""
+    """The kind of a source: a value that is not computed, or only from sources."""
 
     LITERAL = "literal"  # every element equals one value known at trace time
     CONST = "const"  # closed over, or exact in any float dtype (a cast bool)
@@ -294,7 +294,7 @@ class Emit:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Stored:
-    """The equation decodes a stored encoding: its operands are copies of its result.
+    """The equation decodes a stored array: its operands serve as the encoded copies of its result.
 
     Args:
         keys: The key of each operand as a copy of the result.

@@ -89,9 +89,6 @@ def plan_equation(at: Place) -> EquationPlan:
         The plan of the equation.
     """
     plan = next(_plans(DECISIONS, at))
-    if isinstance(plan.action, Keep) and reading.names_algorithm(at.eqn):
-        # XLA:CPU ignores algorithms: the emitted primitive lowers them on CPUs, even unchanged.
-        plan = dataclasses.replace(plan, action=BIND)
     if at.region.precision:
         return in_precision(at, plan, at.region.precision)
     return in_default_precision(at, plan) if at.region.default_precision else plan
@@ -133,7 +130,7 @@ def _of_float8(at: Place) -> EquationPlan | None:
 
 def _moves_a_source(at: Place) -> EquationPlan | None:
     """A parameter, an input or a literal is moved in its own dtype, and cast for its consumers."""
-    # Whether anyone reads it in 16 bits is not known yet, and the 16-bit copy can be moved instead.
+    # Whether it has 16-bit consumers is not known yet; for them the 16-bit copy is moved instead.
     if len(at.floats) == 1:
         i = at.floats[0]
         return move_source(at, i) if at.given[i].source is not None else None
@@ -255,7 +252,8 @@ def _lower(at: Place, guarded: bool) -> EquationPlan:
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; the only errors
     # are the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(at, at.compute_dtype, _LOW)
-    # jnp.matmul records the dtype of its operands: float32 is a request only of others.
+    # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if they
+    # have 16 bits.
     declared_low = all(aval_of(at.eqn.invars[i]).dtype == at.compute_dtype for i in at.floats)
     if contracts and declared_low and reading.preferred_dtype(at.eqn) == FLOAT32:
         results = tuple(ValueState(FLOAT32) for _ in plan.results)
@@ -288,8 +286,8 @@ def _exceeds_the_range(at: Place) -> EquationPlan | None:
 
     Without it: -1e9 of a mask is -inf in float16, and a masked row NaN.
     """
-    # What exceeds bfloat16 (3.4e38, as float32) makes a product exceed float32: weights are not
-    # searched for it. float16 ends at 65,504.
+    # Only for float16 (65,504) are weights searched for large values: what exceeds bfloat16
+    # (3.4e38) exceeds float32, too.
     if at.name in _CONTRACTS and at.compute_dtype != np.float16:
         return None
     reason = literal_guard(at.given, at.floats, at.compute_dtype)
@@ -304,7 +302,8 @@ def _cannot_pay(at: Place) -> EquationPlan | None:
     """
     if not cannot_pay(at.eqn):
         return None
-    # Beside a 16-bit operand a parameter has no vote: LoRA of rank 4 is a product as any other.
+    # A parameter has no vote if the other operand has 16 bits: LoRA of rank 4 is an ordinary
+    # product.
     votes = voters(at)
     if votes and all([is_16_bit(at.given[i].dtype) for i in votes]):
         return None
@@ -377,7 +376,7 @@ def _is_needed(at: Place) -> EquationPlan | None:
 
 
 def _counts(at: Place) -> EquationPlan | None:
-    """A product that becomes an index, of whole numbers that 16 bits may not hold.
+    """A product of integers that becomes an index, beyond the integers that 16 bits represent.
 
     Without it: 98 % of the cells of a quantizer of mixed radices were others.
     """
@@ -416,7 +415,7 @@ def _reads_exponentials(at: Place) -> EquationPlan | None:
 
     Without it: `exp(s) @ v / exp(s).sum()` was infinite from scores of 11.1 on.
     """
-    # An `exp` of a value less its row's maximum is at most 1, and so is that of a negated square.
+    # `exp(x - max(x))` is at most 1, and so is `exp(-x**2)`.
     if at.compute_dtype != np.float16:
         return None
     for i, (state, made) in enumerate(zip(at.given[:2], at.made, strict=False)):
@@ -527,11 +526,12 @@ def _derivative_leaves(at: Place) -> EquationPlan | None:
 
 
 def _turns_positions(at: Place) -> EquationPlan | None:
-    """At "compute", a wave of positions is a constant: float32, and rounded for 16-bit readers.
+    """At "compute", a sine of positions is a float32 constant, cast for 16-bit consumers.
 
     Without it: RoPE's factors made float32 of queries and keys: 2 to 3 % of a step's traffic.
     """
-    # By hand, sin and cos are cast before they meet a query. Their operand is not rounded.
+    # By hand, the results of sin and cos are cast before a product with a query, and the operand
+    # is not.
     if not at.policy.data_abstains or not at.made[0].angle:
         return None
     plan = in_dtype(at, FLOAT32, _TURN)
@@ -621,7 +621,7 @@ def _of_sources(at: Place) -> EquationPlan:
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
     plan = in_dtype(at, at.joined(floats), reason)
-    # One of small numbers is a small number: `where(mask, 1.0, 0.0)`.
+    # A selection of values that may be rounded may be rounded: `where(mask, 1.0, 0.0)`.
     harmless = at.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
     tags = [s.tag for s in given if s.tag is not None and source is Source.PARAM]
     tag = tags[0].moved(is_whole=False) if tags else None

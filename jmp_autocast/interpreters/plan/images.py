@@ -43,7 +43,7 @@ _MOST = 8
 
 
 def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
-    """Returns the arrays behind each value of a jaxpr that is their image, and how.
+    """Returns, for each value, the arrays that it was moved or scaled from, and how.
 
     Args:
         jaxpr: An open jaxpr.
@@ -65,12 +65,12 @@ def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
 
 
 def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
-    """Returns the arrays behind a value; a value without others is an image of itself."""
+    """Returns the arrays that a value was moved or scaled from; itself if there are none."""
     return {} if isinstance(v, Literal) else images.get(v) or {v: ITSELF}
 
 
 def cancelled(eqn: JaxprEqn, made: Sequence[Marks], images: Images) -> list[Atom]:
-    """Returns the operands of a difference that take nearly all of an array from itself.
+    """Returns the operands of a difference that nearly cancel, as two images of one array.
 
     Args:
         eqn: A difference.
@@ -120,7 +120,7 @@ def _is_number(v: Atom, made: Marks) -> bool:
 def _returned(
     eqn: JaxprEqn, given: Sequence[Marks], images: Images, memo: Memo
 ) -> dict[Any, Mapping[Any, Made]]:
-    """Returns the arrays outside of a call that its results are images of."""
+    """Returns the arrays outside of a call that its results were moved or scaled from."""
     body = body_of(called(eqn))
     inner = images_in(body, given, memo)
     outer = dict(zip(body.invars, [image_of(v, images) for v in eqn.invars], strict=True))

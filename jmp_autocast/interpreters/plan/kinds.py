@@ -20,7 +20,7 @@ _MOST = 32
 
 
 def kind_of(jaxpr: AnyJaxpr) -> Hashable:
-    """Returns what jaxprs of one kind have in common, None for a jaxpr that is planned by itself.
+    """Returns a key of jaxprs that may share a plan, None for a jaxpr that is planned alone.
 
     Args:
         jaxpr: An open or closed jaxpr.

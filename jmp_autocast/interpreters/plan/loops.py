@@ -30,7 +30,7 @@ from .votes import literal_guard
 
 
 def _widened(states: Sequence[ValueState]) -> list[np.dtype | None]:
-    """Returns the casts of values computed in 16 bits before a loop and read in it."""
+    """Returns the casts of values that are computed in 16 bits before a loop and consumed in it."""
     return [FLOAT32 if s.source is None and is_16_bit(s.dtype) else None for s in states]
 
 
@@ -59,7 +59,7 @@ def _as_parameters(
 
 @plans("scan")
 def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
-    """A scan: constants are cast before it, carries get the dtype in which they go round."""
+    """A scan: constants are cast before it; each carry has one dtype in all iterations."""
     (body,), given = bodies(at.eqn), at.given
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]
@@ -96,7 +96,7 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     if any(operands[end:]):
         xs = cast_states(xs, operands[end:])
         inner = plan_body(carries, returned)
-    # The initial value is cast before the loop to the dtype that goes round in it.
+    # The initial value is cast before the loop to the dtype of the carry.
     operands[start:end] = [
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
@@ -182,7 +182,7 @@ def _carries(
     guess = _first_guess(declared, initial, accumulating, at.region, policy.data_abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
-        # A carry that is on trial may come back in any dtype; one that is declared has to keep it.
+        # A carry with a trial dtype may return from the body in another; a declared dtype is kept.
         free = [Want(d if d == e else None) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
@@ -298,7 +298,7 @@ def _while(planner: PlansBodies, at: Place) -> EquationPlan:
 
     Half an ulp of bfloat16 a step, 2**-9 of the value, is all of it after 512 steps.
     """
-    # No trial here: with an unknown number of steps there is no telling how an error adds up.
+    # No trial in 16 bits: the error over an unknown number of iterations has no bound.
     held, given = bodies(at.eqn), at.given
     inner, demands = [], full_if_float(at)
     dtypes = [at.declared(v) for v in at.eqn.outvars]

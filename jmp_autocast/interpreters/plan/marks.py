@@ -284,7 +284,8 @@ def adds(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
     """Returns the operands of a sum that belongs to chains, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
-    # A given value votes by itself; beside a bias of one example there is no second sum.
+    # A given value votes by itself; with a bias of one example as the other operand there is no
+    # chain.
     summands = [i for i in full_size(eqn, made) if not made[i].given]
     return summands if len(summands) == 2 and not is_convolved([made[i] for i in summands]) else []
 
@@ -368,7 +369,7 @@ def _of_one_array(eqn: JaxprEqn, m: Marks) -> Marks | None:
 
 
 def _sign(literal: Literal) -> int:
-    # A complex number has none.
+    # A complex number has no sign.
     return 0 if np.iscomplexobj(literal.val) else -1 if literal.val < 0 else 1
 
 
@@ -459,7 +460,7 @@ def _averages(
     name: str, made: Sequence[Marks], scales: bool
 ) -> tuple[Sequence[Marks], Sequence[Marks]]:
     """Returns the marks of joined or scaled operands, and of scaled operands alone."""
-    # Also a divisor that is computed, such as a count or a degree, leaves an average.
+    # A sum divided by a computed divisor, such as a count or a degree, is an average, too.
     scaled = made[:1] if name == "div" else made if scales else []
     return (made if name in _JOINS else scaled), scaled
 
@@ -594,7 +595,7 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
 
     made = marks_of(jaxpr, inputs, memo)
     shapes = {aval_of(v).shape for v, m in made.items() if m.exponential}
-    # Beside a sum of them so far, each that is added leaves a sum of them.
+    # A carry that is a sum of exponentials stays one if each iteration adds an exponential.
     sums = frozenset(
         i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
     )

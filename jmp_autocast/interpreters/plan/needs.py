@@ -72,7 +72,8 @@ class Need(enum.IntFlag):
     LEADS = enum.auto()
     COMPUTED = enum.auto()
 
-    # Those of `enum` are Python: with them a fifth of the time of planning went into joining flags.
+    # The operators of `enum.Flag` are Python code: with them a fifth of the planning time went into
+    # joining flags.
     __or__: Any = int.__or__
     __ror__: Any = int.__ror__
     __and__: Any = int.__and__
@@ -99,7 +100,7 @@ _RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
 # Products, attention kernels, and products after an inner autocast.
 _LOWERED = _CONTRACTS | {"accumulate", "float8_dot"}
 _LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER_PRECISION_FP}
-# Elementwise operations that promote (quotients and powers by their operands), and moves.
+# A path to a product leads through these: cheap and promoting elementwise operations, and moves.
 _LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
 _LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
 _LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
@@ -187,8 +188,8 @@ def _neighbors(at: At) -> Sequence[Any]:
 def _expanded(at: At) -> Sequence[Any]:
     name, (a, *more) = at.eqn.primitive.name, at.made
     if name in _CONTRACTS:
-        # The mean of squares: rounded before it is summed, it is no longer that of the mean's. So
-        # is an average that is averaged again, along another axis, and `(a @ p) @ a`.
+        # `mean(x * x)` of rounded values no longer fits `mean(x)`. The same holds for an average of
+        # averages, along another axis, and for `(a @ p) @ a`.
         if not at.need & Need.EXPANDED:
             return ()
         if at_least(1, reduction_depth(at.eqn)) or (_is_inner(at.eqn) and _is_quadratic(at)):
@@ -201,7 +202,7 @@ def _expanded(at: At) -> Sequence[Any]:
         (b,) = more
         meets_squares |= (a.sums_powers and b.crosses) or (b.sums_powers and a.crosses)
         meets_squares |= bool((a.fresh and b.of_sums) or (b.fresh and a.of_sums))
-    # The squares of a Gram matrix are its diagonal: `d[:, None] + d - 2 * gram`.
+    # Squared distances use the diagonal of a Gram matrix: `d[:, None] + d - 2 * gram`.
     meets_squares |= len(at.made) == 2 and {m.gram for m in at.made} == {1, 2}
     if meets_squares:
         return at.eqn.invars
@@ -246,7 +247,8 @@ def _chained(at: At) -> Sequence[Any]:
         return at.eqn.invars if at.need & Need.CHAINED and is_scaled else ()
     if not at.need & _OF_MATRICES:
         return ()
-    # The Gram matrix of a rounded value is one; `h @ p @ h.T` is not, if `h @ p` was rounded.
+    # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
+    # rounded.
     a, b = _origins(at, at.eqn)
     return () if a is b else at.eqn.invars[:2]
 
@@ -259,7 +261,8 @@ def _snapped(at: At) -> Sequence[Any]:
 
 def _ranked(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name in _EXTREMES:
-        # Whose gradient goes to an element: near 1 many tanh are one number in 16 bits.
+        # The gradient goes to the largest element: near 1, many values of a tanh are equal in 16
+        # bits.
         return at.eqn.invars if at.made[0].saturated else ()
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
@@ -493,8 +496,8 @@ def needs_in_bodies(
 ) -> list[ReadIn]:
     """Returns the needs in each body of a call, a branch or a loop.
 
-    The consumers of an iteration's outputs are in the next iteration and in the condition: a
-    sigmoid that the next step ranks was rounded, and 19 of 20 choices were wrong.
+    The consumers of an iteration's outputs are in the next iteration and in the condition. Without
+    them a sigmoid that the next step ranks was rounded, and 19 of 20 choices were wrong.
 
     Args:
         eqn: The equation.

@@ -114,11 +114,11 @@ class Planner:
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
-        # A rule function may look at the source line, another room at one equation.
+        # A rule function may depend on the source line, an extension on a single equation.
         is_alone = self._rule_functions or self._products
         kind = None if is_alone else kind_of(jaxpr)
         twin = None if kind is None else self._kinds.get((kind, *question))
-        # Each jaxpr has a plan of its own, though another of its kind was planned.
+        # Each jaxpr has its own plan, even if another jaxpr of its kind was planned.
         plan = twin and dataclasses.replace(twin, jaxpr=body_of(jaxpr))
         plan = plan or self._plan(jaxpr, *question)
         if kind is not None and twin is None:
@@ -185,7 +185,7 @@ class Planner:
         if (rule := planning_rule(at.name)) is not None:
             self.has_rules |= has_rule(at.eqn)
             return rounded_stream(at, plan_structural(rule, self, at))
-        # A rule function may look at the source line, and a range costs a pass over its array.
+        # A rule function may depend on the source line, and a range costs a pass over its array.
         has_range = any([state.const_range is not None for state in at.given])
         if self._rule_functions or has_range or (at.region.product and at.name in CONTRACTIONS):
             return rounded_stream(at, plan_equation(at))

@@ -99,7 +99,7 @@ class Readers:
     def add(
         self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None = None
     ) -> None:
-        """Adds how an equation reads its operands, if it follows the request."""
+        """Records the dtypes of the operands of an equation that follows its request."""
         name = eqn.primitive.name
         demands = plan.demands or self._demands(eqn, plan, request)
         fulls: dict[int, int] = {}
@@ -122,8 +122,9 @@ class Readers:
         demand = self._demand(eqn, plan, request)
         if demand:
             return (demand,) * len(eqn.invars)
-        # A float32 value that it ranks is not rounded for a product beside it: before a call, that
-        # cast would be the operand. It does not raise a 16-bit value.
+        # A float32 value that an equation ranks keeps its float32 use beside a product: before a
+        # call, the cast for the product would otherwise be the operand. A 16-bit value is not
+        # raised.
         return [
             Demand.of(dtype) & Demand.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
@@ -159,7 +160,7 @@ class Readers:
         return through
 
     def _passes_on(self, eqn: JaxprEqn, plan: EquationPlan) -> bool:
-        """Returns whether rounding commutes: a reader behind it is as good as a direct one."""
+        """Returns whether rounding commutes with an equation: its consumers count as direct."""
         if eqn.primitive.name not in _ROUNDS or any(plan.casts):
             return False
         return any([s.dtype is not None for s in plan.results]) and not self._is_full(plan)

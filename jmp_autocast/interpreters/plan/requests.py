@@ -77,7 +77,7 @@ class Maker(NamedTuple):
 
 
 def _by_need(it: Maker) -> Want | None:
-    """A producer is raised for a need of its consumers, in any dtype of theirs."""
+    """A producer is raised if its consumers need float32 precision, whatever their dtypes."""
     if not it.is_low:
         return None
     needed = it.need & RAISED.get(it.name, NOTHING)
@@ -189,7 +189,7 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
     # Only 16 bits by vote are raised, never those of a rule, a scope or the user; and only cheap
     # ops: a float32 `sin` for a float32 consumer costs more than a cast.
     saturates = it.name in _SATURATES and it.need & LOST
-    # A product of vectors, which no guard looks at.
+    # A product of vectors, which no guard checks.
     saturates |= it.name in _CONTRACTS and it.need & OF_PRODUCTS
     is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)
     is_contract = isinstance(it.plan.action, Contract)
@@ -318,7 +318,7 @@ def _find_shared(
 
     for i, (eqn, plan) in enumerate(zip(jaxpr.eqns, equations, strict=True)):
         if plan.inner:
-            # Others read it in float32: whether the call does, is decided inside.
+            # Other consumers need float32; the body decides whether the call does, too.
             if some := frozenset(k for k, v in enumerate(eqn.invars) if is_shared(v)):
                 shared[i] = some
             continue

@@ -88,7 +88,7 @@ def _origins(body: Jaxpr, parameters: frozenset[int]) -> list[_Origins]:
         operands = of(eqn.invars)
         if not any(any(sets) for sets in operands):
             continue
-        # `jax.nn.relu` and `jnp.where` are calls: without a look inside, every output of theirs
+        # `jax.nn.relu` and `jnp.where` are calls: unless their bodies are followed, every output
         # would come from every input.
         if is_call(eqn):
             given = frozenset(i for i, it in enumerate(operands) if it.cheap & parameters)

@@ -235,7 +235,8 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
     """
     held, given = bodies(at.eqn), at.given
     if any(body.carries for body in held) or not held:
-        # Which carry may be 16 bits takes a rule that knows the loop: nothing in it is lowered.
+        # Only a planning rule knows which carries may have 16 bits: without one, nothing in a loop
+        # is lowered.
         return keep(at, Reason(ReasonCode.KEEP, "a loop without a planning rule"))
 
     def plan_all(wants: Sequence[Want]) -> list[Plan]:
@@ -258,7 +259,8 @@ def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
         inner = plan_all(joined)
-    # What steers (the index of a branch, a flag) is read by the equation itself, as declared.
+    # Control operands (a branch index, a flag) are consumed by the equation itself, in declared
+    # dtypes.
     inside = {i for body in held for i in body.operands}
     demands = [Demand.NONE if i in inside else d for i, d in enumerate(full_if_float(at))]
     for plan, body in zip(inner, held, strict=True):
@@ -282,7 +284,7 @@ def _made(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[ValueStat
 
 
 def full_if_float(at: Place) -> list[Demand]:
-    """Returns how an equation itself reads its operands: in their declared dtypes."""
+    """Returns the dtypes of operands that an equation itself consumes: the declared ones."""
     return [Demand.FULL if at.declared(v) == FLOAT32 else Demand.NONE for v in at.eqn.invars]
 
 
@@ -291,7 +293,7 @@ def full_if_float(at: Place) -> list[Demand]:
 
 @plans("optimization_barrier")
 def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
-    """A source behind a barrier stays one: it has no vote, and its gradients add in float32."""
+    """After a barrier a source is still a source: no vote, and its gradients add up in float32."""
     action = BIND if any(as_declared(at.eqn.invars, at.given)) else KEEP
     # If JAX gives a ref no result (0.12 does not), consumers after the barrier read the ref itself.
     results, returned = at.given, at.eqn.outvars

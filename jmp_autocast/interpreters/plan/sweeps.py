@@ -156,7 +156,8 @@ class Sweeps:
         made, need = of(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
             made = given_to(eqn, self._marks, self._moved_from)
-            # Known before a reader is: what leads to no product is float32 inside at once.
+            # No consumer is known yet, but results that lead to no product are float32 in the body
+            # at once.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
             wants = wants or tuple([Want(needs=int(need)) for need in of_each])
             shared = self._shared.get(i, ())

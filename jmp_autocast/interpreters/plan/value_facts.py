@@ -116,8 +116,7 @@ def fold(primitive: str, operands: Sequence[ValueState]) -> float | None:
     function = FOLDS.get(primitive)
     if function is None or any(state.known_value is None for state in operands):
         return None
-    # Folded in the declared dtype, as XLA would compute it: the literal is guarded by the value
-    # that it has there.
+    # Folded in the declared dtype, as XLA would compute it: guards check that value of the literal.
     with np.errstate(all="ignore"):
         return float(function(*(FLOAT32.type(state.known_value) for state in operands)))
 
@@ -141,11 +140,11 @@ def coordinate_bound(
     if primitive not in _AFFINE or all(operands[i].integer_bound is None for i in floats):
         return None
     if primitive == "div" and operands[floats[0]].integer_bound is None:
-        # 1 / n is a weight, however large n is.
+        # `x / n` with an integer `n` is a fraction, not a coordinate.
         return None  # a mean over a number of elements that the program counts
     magnitudes = [m for i in floats if (m := _magnitude(operands[i])) is not None]
-    # With anything in it that is no coordinate it is data: an integer mask times an activation is
-    # an activation, and raised every matmul behind it (59 % of the FLOPs of an encoder).
+    # With an operand that is no coordinate the result is data: counted as a coordinate, an integer
+    # mask times an activation raised every later matmul (59 % of the FLOPs of an encoder).
     if len(magnitudes) < len(floats):
         return None
     if primitive in ("add", "add_any", "sub"):

@@ -21,7 +21,7 @@ _REPEATS = having("repeats")
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
-# Of a number of order one float32 has no digit left beside this.
+# The sum of this and a number of order one keeps no digit of the number in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 
@@ -73,7 +73,7 @@ def _divisor_votes(at: Place, i: int) -> bool:
 
 
 def _summand_votes(at: Place, i: int) -> bool:
-    """Whether a summand may be larger than the sum: any source, but for biases and small ones."""
+    """Whether a summand may be larger than the sum: a source that is no bias and not small."""
     state = at.given[i]
     if is_harmless(state):
         return False
@@ -81,14 +81,14 @@ def _summand_votes(at: Place, i: int) -> bool:
     if state.source is Source.DATA:
         return True
     fresh = min((at.made[k].fresh for k in at.floats if at.given[k].source is None), default=0)
-    # `x - mean` of the input of a program; beside a product the mean is one of such products.
+    # `x - mean` with an input of the program. The mean of a product is a function of products.
     if at.name not in _SUMS and fresh == 0:
         return True
     if at.made[i].spread or not is_as_large(at.eqn.invars[i], at.eqn.outvars[0]):
         # `h @ w + b`: a row of parameters, or one of constants beside a product.
         return state.source is not Source.PARAM and fresh == 0
-    # `h @ w + b` for one example is one. `addmm` and `w + a @ b` are the same program: float32
-    # costs one fused temporary there, and 16 bits would round the weight.
+    # `h @ w + b` for a single example adds arrays of one size. `addmm` and `w + a @ b` are the same
+    # program: float32 costs one fused temporary there, and 16 bits would round the weight.
     return aval_of(at.eqn.outvars[0]).ndim != 1 or fresh < 2
 
 

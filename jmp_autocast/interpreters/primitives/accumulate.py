@@ -35,7 +35,6 @@ from ..compat import (
 )
 from ..compat.avals import has_other_cotangent
 from .cached_bind import bind_cached, with_cached_derivative
-from .cpu_algorithms import asks_for_algorithm, in_algorithm
 from .cpu_convolutions import convolution
 from .cpu_products import is_exchanged, matmul
 from .evaluate import evaluate
@@ -118,20 +117,6 @@ def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, 
         return False
     asked = params["preferred_element_type"]
     return asked in (None, _BFLOAT16) and all(x.dtype == _BFLOAT16 for x in operands)
-
-
-def product_in_algorithm(params: dict[str, Any], lhs: Any, rhs: Any) -> Any:
-    """Multiplies two float32 arrays in the program's dot algorithm, in both directions.
-
-    The primitive replaces the product on all platforms, so that its lowering can differ on CPUs,
-    where XLA ignores algorithms.
-
-    Args:
-        params: The parameters of the ``dot_general``.
-        lhs: The left operand.
-        rhs: The right operand.
-    """
-    return _contraction(lax.dot_general_p, tuple(params.items()), FLOAT32, ())(lhs, rhs)
 
 
 def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:
@@ -294,8 +279,8 @@ def _trace(function: Callable[..., Any], low: np.dtype, operands: Sequence[Any])
 
 @functools.lru_cache(maxsize=4096)
 def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> Any:
-    # `jax.make_jaxpr` has a cache, too, but is slow to find things there. Of JAX's settings only
-    # the mesh has a part in movements and one contraction whose parameters are given.
+    # The lookup in the cache of `jax.make_jaxpr` is slow. Of JAX's settings only the mesh has an
+    # effect on data movement and one contraction with given parameters.
     return jax.make_jaxpr(function)(*avals)
 
 
@@ -356,12 +341,8 @@ def _on_cpus(
     options = {"exchanged": True} if is_first else {}
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
-        if low == FLOAT32:
-            # A second derivative of a float8 product multiplies float32, too, and names none.
-            if not asks_for_algorithm(eqn.primitive, xs, eqn.params):
-                return _bound(eqn, xs, low, out)
-            lacks = None if kernels.wide else kernels.reason
-            return in_algorithm(eqn, xs, lacks, **options)
+        if low == FLOAT32:  # a second derivative of a float8 product
+            return _bound(eqn, xs, low, out)
         form = _CPU_FORMS.get(eqn.primitive.name) if kernels.wide else None
         dtype = low if out == low and kernels.rounded else FLOAT32
         result = form and form(*xs[:2], eqn.params, dtype, **options)

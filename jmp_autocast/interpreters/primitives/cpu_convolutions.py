@@ -64,7 +64,7 @@ def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec
     _, in_feature, *window_dims = numbers.rhs_spec
-    # Each spatial dimension becomes two, and those beside it move.
+    # Each spatial dimension is split in two, which shifts the dimensions after it.
     widths, shape, limits = [(0, 0, 0)] * lhs.ndim, [], []
     outer_dims, inner_dims, moved = {}, {}, {}
     for i, n in enumerate(lhs.shape):
@@ -105,7 +105,7 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     window = [rhs.shape[i] for i in window_dims]
     spread = [(n - 1) * by + 1 for n, by in zip(window, dilation, strict=True)]
     widths = [(*pad, by - 1) for pad, by in zip(padding, holes, strict=True)]
-    # The images of each group last, as the product reads them.
+    # The images of each group come last, as the product needs them.
     groups = params["batch_group_count"]
     x = lax.transpose(lhs, (batch, feature, *spatial))
     x = lax.reshape(x, (groups, x.shape[0] // groups, *x.shape[1:]))

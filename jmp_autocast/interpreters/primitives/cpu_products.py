@@ -73,7 +73,7 @@ def _multiplied(left: _Side, right: _Side, dtype: Any) -> Any:
         a, b = a[0], b[0]
     last, batch = a.ndim - 1, (0,) if left.batch.dims else ()
     numbers = (((last,), (last if by_rows else last - 1,)), (batch, batch))
-    # Of the second row nothing is read.
+    # The row of padding is sliced off.
     out = lax.dot_general(a, b, numbers, preferred_element_type=dtype)[..., :rows, :columns]
     shape = (*left.batch.lengths, *left.rows.lengths, *right.rows.lengths)
     return lax.optimization_barrier(out).reshape(shape)
@@ -110,7 +110,7 @@ class _Side(NamedTuple):
 
     @property
     def copied_left(self) -> int:
-        """How many elements are copied to make it the left operand."""
+        """The number of elements to copy if this is the left operand."""
         return 0 if self.stands(self.batch, self.rows, self.summed) else self.array.size
 
     @property
@@ -176,7 +176,7 @@ def can_be_arranged(xs: Sequence[Any]) -> bool:
 
 
 def is_exchanged(jaxpr: Jaxpr, product: JaxprEqn) -> bool:
-    """Returns whether all that reads a product is a transpose that exchanges its operands.
+    """Returns whether the only consumer of a product is a transpose that swaps its operands.
 
     So JAX writes the gradient of a weight: ``(g.T @ x).T``.
 

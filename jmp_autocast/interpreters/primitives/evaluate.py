@@ -1,7 +1,7 @@
 """The one loop that runs the equations of a jaxpr.
 
-Rewriting, measuring, tapping cotangents and lowering an accumulating contraction differ in the step
-of an equation and in the data for a value; the caller passes both.
+Rewriting, measuring, tapping cotangents and lowering a contraction differ in how they run one
+equation and in how they represent a value; the caller passes functions for both.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ def evaluate(
     body = body_of(jaxpr)
     env = dict(zip(body.constvars, consts, strict=True))
     env.update(zip(body.invars, args, strict=True))
-    # The index of the last equation that reads each variable, their number for outputs.
+    # The index of the last equation that consumes each variable; for outputs the number of
+    # equations.
     reads = (*(eqn.invars for eqn in body.eqns), body.outvars)
     last_use = {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}
     # Outside `jit` a value is an array, and its memory is free after its last use, as in Python.
@@ -83,12 +84,12 @@ def as_function(
 def of_positions(
     function: Callable[..., Any], given: Sequence[Any], positions: Sequence[int]
 ) -> Callable[..., Any]:
-    """Returns a function of some of the arguments of another one; the others are as given.
+    """Returns a function of some arguments of another function; the other arguments are fixed.
 
     Args:
-        function: Takes all arguments.
-        given: All arguments.
-        positions: Those that the function takes which is returned.
+        function: The other function.
+        given: All of its arguments.
+        positions: The positions of the arguments that the returned function takes.
     """
 
     def of_some(*xs: Any) -> Any:

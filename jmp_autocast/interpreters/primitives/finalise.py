@@ -30,9 +30,9 @@ from ..compat.registration import plain_function
 def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
     """Returns a jaxpr in which all primitives are JAX's own, at any depth.
 
-    For exporters and interpreters that have a table of JAX's primitives. What JAX itself does with
-    a program needs no such step, with `jax.export`, `jax.experimental.jet` and
-    `jax.experimental.sparse.sparsify` included.
+    For exporters and interpreters that have a table of JAX's primitives. JAX's own transformations
+    and `jax.export` need no such step. `jax.experimental.jet` and `sparsify` have such tables, too:
+    apply `autocast` to their result.
 
     Evaluated equation by equation, the jaxpr has the values of the given one, bit for bit; on CPUs
     with kernels for bfloat16 a float32 result of a product differs in its last bits. Call it
@@ -97,13 +97,13 @@ def _finalised(jaxpr: AnyJaxpr, platform: str, made: dict[int, tuple[Any, Any]])
         for e in plain.eqns:
             eqns.append(e.replace(invars=renamed(e.invars, inside), source_info=info))
         atoms.update(zip(eqn.outvars, renamed(plain.outvars, inside), strict=True))
-    # The given one as well, so that no other gets its identity.
+    # The given jaxpr is stored, too, so that no other jaxpr can get its id.
     made[id(jaxpr)] = jaxpr, with_equations(jaxpr, eqns, renamed(body.outvars, atoms))
     return made[id(jaxpr)][1]
 
 
 def _with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:
-    """Returns parameters of an equation with other jaxprs, also of a primitive unknown here.
+    """Returns parameters of an equation with other jaxprs, for any primitive.
 
     Args:
         params: The parameters, or one of them.

@@ -67,7 +67,7 @@ def _convolution_products(eqn: JaxprEqn) -> Any:
     lhs, rhs, out = (
         [aval_of(v).shape[i] for i in spec] for v, spec in zip(avals, numbers, strict=True)
     )
-    # After batch and features of the image, and features out and in of the kernel.
+    # The spatial dimensions: they follow two dimensions of batch and features.
     window = zip(
         lhs[2:],
         rhs[2:],

@@ -35,7 +35,7 @@ def contraction_in(eqn: JaxprEqn) -> Any:
 
 
 def held_jaxpr(eqn: JaxprEqn) -> ClosedJaxpr | None:
-    """Returns the jaxpr of such an equation, of its first operands; None for another primitive."""
+    """Returns the jaxpr that holds the contraction of an equation, None for other primitives."""
     return eqn.params["jaxpr"] if eqn.primitive.name in _HOLDERS else None
 
 

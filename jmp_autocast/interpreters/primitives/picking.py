@@ -21,7 +21,7 @@ _ELEMENTWISE = frozenset(name for name, words in BACKWARD.items() if "elementwis
 
 
 def picks(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation picks single floats, at most half as many as there are.
+    """Returns whether an equation gathers single floats, at most half of its operand's.
 
     Args:
         eqn: Any equation.
@@ -41,7 +41,7 @@ def picks(eqn: JaxprEqn) -> bool:
     if not is_single or not jnp.issubdtype(operand.dtype, jnp.floating):
         return False
     lengths = (*operand.shape, *result.shape)
-    # Of symbolic sizes nobody knows which is larger.
+    # Symbolic sizes cannot be compared.
     return all(isinstance(n, int) for n in lengths) and 2 * result.size <= operand.size
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 from jax import lax
 
+from ...policies import FLOAT32
 from ...policies.precisions import is_algorithm, precision_of
 from ..compat import JaxprEqn, Literal, aval_of
-from .cpu_algorithms import asks_for_algorithm
 from .held_contraction import contraction_in
 from .traits import DERIVATIVES, having
 
@@ -29,7 +29,7 @@ def asked_precision(eqn: JaxprEqn) -> Any:
 
 def without_request(eqn: JaxprEqn) -> dict[str, Any]:
     """Returns the parameter that removes the program's precision from a lowered product."""
-    # It was meant for float32 operands: an algorithm may not take others.
+    # The precision was meant for float32 operands; an algorithm may refuse others.
     return {} if asked_precision(eqn) is None else {"precision": None}
 
 
@@ -38,9 +38,18 @@ def says_precision(eqn: JaxprEqn) -> bool:
     return eqn.params.get("precision") is not None
 
 
+_OF_FLOAT32 = (lax.DotAlgorithmPreset.DEFAULT, lax.DotAlgorithmPreset.F32_F32_F32)
+
+
 def names_algorithm(eqn: JaxprEqn) -> bool:
-    """Returns whether a float32 product has a dot algorithm."""
-    return asks_for_algorithm(eqn.primitive, [v.aval for v in eqn.invars], eqn.params)
+    """Returns whether a float32 matmul names an algorithm other than float32's own."""
+    if eqn.primitive.name != "dot_general":
+        return False
+    algorithm = eqn.params["precision"]
+    if not isinstance(algorithm, lax.DotAlgorithm | lax.DotAlgorithmPreset):
+        return False
+    dtypes = {*(aval_of(v).dtype for v in eqn.invars), preferred_dtype(eqn) or FLOAT32}
+    return algorithm not in _OF_FLOAT32 and dtypes == {FLOAT32}
 
 
 def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:

@@ -159,7 +159,7 @@ def holds_rules(eqn: JaxprEqn) -> bool:
 
 
 def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
-    """Returns what equations that call one custom function have in common beside their jaxprs.
+    """Returns a key that equations share if they call one custom function, apart from jaxprs.
 
     Args:
         eqn: The equation, which holds rules.

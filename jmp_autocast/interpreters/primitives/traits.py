@@ -49,7 +49,7 @@ _NAMES = frozenset(
     """.split()
 )
 
-# What moves elements of one operand commutes with rounding and keeps positions positions.
+# Moving the elements of one operand commutes with rounding, and coordinates stay coordinates.
 _MOVING = "moves affine rounds"
 
 _ROWS: dict[str, str] = {
@@ -86,7 +86,7 @@ _ROWS: dict[str, str] = {
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
     "scatter scatter-min scatter-max": "rounds redispatch",
     "scatter-add scatter-sub scatter-mul": "redispatch",
-    # movement of elements; what replicates them adds up their cotangents in its transpose
+    # movement of elements; the transpose of a replication adds up cotangents
     "broadcast_in_dim": f"{_MOVING} repeats same fuses",
     "broadcast_to": _MOVING,
     "tile": f"{_MOVING} repeats",
@@ -102,7 +102,7 @@ _ROWS: dict[str, str] = {
     vary_unreduced_cast_p""": f"{_MOVING} clears",
     "all_gather all_gather_invariant all_gather_reduced": f"{_MOVING} clears travels repeats",
     "all_to_all ppermute ragged_all_to_all": f"{_MOVING} clears travels",
-    # planned by functions of their own, and what autocast itself makes
+    # primitives with a planning function of their own, and those that autocast emits
     "convert_element_type": "affine rounds",
     "optimization_barrier": "rounds same",
     "source_view pick": "first",

@@ -33,7 +33,7 @@ class ClosedOver:
     def __init__(self) -> None:
         self._variables: set[Any] = set()
         self._values: dict[Any, Value] = {}
-        # Alive as long as this is, so that no other equation gets the identity of one of them.
+        # Kept alive with this object, so that no other equation can get the id of one of them.
         self._equations: dict[int, Any] = {}
         self._rules: dict[int, tuple[Any, Hashable]] = {}
 
@@ -88,7 +88,7 @@ class ClosedOver:
         return found
 
     def rule_of(self, eqn: JaxprEqn) -> Hashable:
-        """Returns what equations that call one custom function have in common beside their jaxprs.
+        """Returns a key that equations share if they call one custom function, apart from jaxprs.
 
         Args:
             eqn: The equation, of a jaxpr that was looked at or not.
@@ -122,7 +122,7 @@ class ClosedOver:
 
     def _value(self, const: Any) -> Any:
         kept = self._values.get(traced_variable(const))
-        # A value of its own: a copy that is made in the trace of a rule must not outlive it.
+        # A new `Value`: a copy that is made in the trace of a rule must not outlive that trace.
         return const if kept is None else Value(kept.array, kept.source).read(const.dtype)
 
     def arrays(self) -> list[Any]:
@@ -134,7 +134,7 @@ class ClosedOver:
 class KeepsValues:
     """The closures of rebuilt rules.
 
-    An outer `autocast` finds the arrays of a rule that an inner one has rebuilt here.
+    An outer `autocast` finds here the arrays that a rule rebuilt by an inner one closes over.
     """
 
     closed_over: ClosedOver = dataclasses.field(default_factory=ClosedOver, init=False)

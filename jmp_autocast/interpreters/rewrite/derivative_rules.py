@@ -110,7 +110,7 @@ def _emitted(
 
 
 def _as_in(dtype: Any) -> Want:
-    """Returns what a rule is asked for, of what its function has in a dtype: 16 bits lead on."""
+    """Returns the request for a result of a rule whose function has it in a dtype."""
     return Want(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else 0)
 
 

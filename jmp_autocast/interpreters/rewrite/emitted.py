@@ -1,4 +1,4 @@
-"""Functions that a policy's rule, or another room, emits in place of an equation."""
+"""Functions that a policy's rule, or an extension, emits in place of an equation."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ _WHOLE = having("whole")
 
 
 def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Value]:
-    """Moves the elements of a source: its 16-bit copy, if asked for, moves the operand's copy.
+    """Moves the elements of a source; a requested 16-bit copy is the moved copy of the operand.
 
     Args:
         eqn: The equation.
@@ -40,7 +40,7 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
     if cast_dtype(eqn) in (None, plan.results[0].dtype):
         results = bind_cached(eqn.primitive, arrays, eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
-    # A copy is made when it is first read, in the scopes of the reader.
+    # A copy is computed at its first use, in the scopes of that consumer.
     stack = current_name_stack()
 
     def copies_by(key: CopyKey) -> Sequence[Any]:
@@ -73,7 +73,7 @@ def _moved_copies(eqn: JaxprEqn, operands: Sequence[Any], dtype: Any) -> Sequenc
         # A number cast to float32 is cast to 16 bits directly.
         return [cast(arrays[0], dtype)]
     if eqn.primitive.name == "sharding_constraint":
-        # Or XLA gives the cast the new sharding, and moves float32 between devices.
+        # Otherwise XLA gives the cast the new sharding, and transfers float32 between devices.
         arrays = lax.optimization_barrier(arrays)
     out = bind_cached(eqn.primitive, arrays, eqn.params)
     return out if eqn.primitive.multiple_results else [out]

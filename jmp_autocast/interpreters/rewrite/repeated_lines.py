@@ -52,8 +52,8 @@ class Line:
     Args:
         plans: The plans of the equations.
         casts: Pairs (operand, dtype) of the casts of operands.
-        by_copies: Operands of which copies may be made that `casts` does not name.
-        used_later: Operands that are used behind the line, too.
+        by_copies: Operands that may get copies beyond those in `casts`.
+        used_later: Operands with uses after the line.
     """
 
     constvars: tuple[()]
@@ -120,12 +120,12 @@ def repeated_lines(
 def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iterator[_Occurrence]:
     """Yields the lines of two and more equations that may be outlined.
 
-    A line that a loop repeats is one for each iteration.
+    A line that an unrolled loop repeats occurs once for each iteration.
     """
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
     last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
-    # A moved value copies the value before the move, at any read.
+    # A copy of a moved value is made from the value before the move, at any use.
     moved: dict[Any, int] = {}
     places: dict[Any, str] = {}
     of: list[str | None] = []
@@ -138,7 +138,7 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
             moved.update((v, i) for v in variables_in(eqn.invars) if v not in moved)
 
     def without_moves(start: int, stop: int) -> Iterator[tuple[int, int]]:
-        # Copies of a moved value with uses behind the line are made there.
+        # A moved value with uses after the repeated line gets its copies at those uses.
         for i in range(start, stop + 1):
             is_move = i < stop and isinstance(plans[i].action, Move)
             if i == stop or (is_move and any(last.get(v, -1) >= stop for v in eqns[i].outvars)):
@@ -250,7 +250,7 @@ def _plan_key(
 def _line(
     one: _Occurrence, window: Sequence[JaxprEqn], plans: Sequence[EquationPlan], scopes: int
 ) -> Line | None:
-    """Returns a line of an occurrence; None where it must be flat."""
+    """Returns the line for an occurrence, None if its equations must be bound one by one."""
     if not one.results or any(needs_float64(eqn) for eqn in window):
         return None
     numbers = {v: i for i, v in enumerate(one.operands)}
@@ -302,7 +302,7 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
     """
     for i, value in enumerate(operands):
         is_cast = i in line.by_copies or any(i == k for k, _ in line.casts)
-        # The copies of an array that is known now are made now.
+        # The copies of a concrete array are computed at once.
         is_known = is_cast and not isinstance(value.array, Tracer)
         if is_known or value.tag is not None or (value.move and i in line.by_copies):
             return run(line, operands)

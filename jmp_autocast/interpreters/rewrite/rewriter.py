@@ -50,13 +50,8 @@ from ..plan.data import (
     Want,
 )
 from ..plan.float_dtypes import float_dtype
-from ..primitives.accumulate import (
-    accumulating_contraction,
-    is_lowered_by_us,
-    product_in_algorithm,
-)
+from ..primitives.accumulate import accumulating_contraction, is_lowered_by_us
 from ..primitives.cached_bind import bind_cached, cast
-from ..primitives.cpu_algorithms import asks_for_algorithm
 from ..primitives.evaluate import as_function, evaluate
 from ..primitives.reading import cast_dtype, redispatched
 from ..primitives.structure import bodies, called, has_rule, is_plain_call
@@ -128,7 +123,7 @@ class Rewriter(KeepsValues):
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
-        """Runs a planned program: `evaluate`, where rules may close over any of its values.
+        """Runs a planned program, any value of which derivative rules may close over.
 
         Args:
             plan: The plan.
@@ -157,7 +152,7 @@ class Rewriter(KeepsValues):
         Returns:
             The outputs, in the dtypes of the plan's outputs.
         """
-        # Each use of a source reads a view of its own; `Value` remembers the one copy behind them.
+        # Each use of a source is a view of its own; `Value` caches the 16-bit copy that they share.
         given = list(map(Value.of, args, plan.inputs))
         for (i, dtype), copy in copies.items():
             given[i].copies[dtype] = copy
@@ -197,7 +192,7 @@ class Rewriter(KeepsValues):
         return run(jaxpr, steps, held, given)
 
     def _is_flat(self, given: Sequence[Value]) -> bool:
-        """Whether each equation is bound by itself: outside `jit`, or where each is looked at."""
+        """Whether each equation is bound by itself: outside `jit`, checked or labeled."""
         is_watched = self.label or self.planned or is_checked() or self.closed_over.holds_any
         return (
             bool(is_watched)
@@ -290,7 +285,7 @@ class Rewriter(KeepsValues):
 
     def _bound(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Binds an equation's primitive; smaller operands are broadcast first if planned so."""
-        # Kept, or kept inside: bound with the equation's own parameters.
+        # Other actions (`Keep`, unchanged bodies) bind the equation with its own parameters.
         action = plan.action if isinstance(plan.action, Bind) else Bind()
         arrays = read(plan, operands)
         # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
@@ -310,8 +305,6 @@ class Rewriter(KeepsValues):
             # that the program itself declares in bfloat16 are left alone.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
-        if asks_for_algorithm(eqn.primitive, arrays, params):
-            return [product_in_algorithm(params, *arrays)]
         # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
         out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
         return out if eqn.primitive.multiple_results else [out]
@@ -426,7 +419,8 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
         if eqn.primitive.name in _MAKES_NO_NAN:
             contexts.enter_context(without_nan_checks())
         if not bodies(eqn):
-            # Its batching rule may broadcast such a constant: it is one operation with that, too.
+            # With `jit`, the broadcast of such a constant by a batching rule is part of the same
+            # operation.
             contexts.enter_context(jax.disable_jit(False))
         yield
 

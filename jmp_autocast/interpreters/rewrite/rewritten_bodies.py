@@ -53,7 +53,7 @@ def rewritten_bodies(
         own = body.operands
         pairs = tuple([(own.index(i), key) for i, key in copied if i in own])
         if inner.identity and not (pairs or is_entered):
-            # One in which nothing changes stays the one that JAX has in its caches.
+            # A body without changes stays the jaxpr that JAX has in its caches.
             jaxpr = body.jaxpr
         elif is_kept and (key := rewriter.planner.key) is not None:
             jaxpr = _kept(_question(rewriter, inner, body, pairs, key))
@@ -80,10 +80,10 @@ def make_innermost_first(rewriter: Any, plan: Plan) -> None:
 
 
 def _question(rewriter: Any, plan: Plan, body: Body, copies: Copies, of_planner: Hashable) -> Keyed:
-    """Returns the function that makes a rewritten jaxpr, by all that the jaxpr follows from."""
+    """Returns a function that rewrites a body, keyed by everything that its result depends on."""
     at, closed = body.takes_copies_at, body.jaxpr  # alive as long as its id is in a key
     asked = id(closed), plan.inputs, plan.wants, plan.path, copies, at
-    # A rewriter and a planner of their own: those of the call hold its program and its arrays.
+    # A new rewriter and planner: those of the call would keep its program and arrays alive.
     like, anew = type(rewriter), rewriter.planner.anew
     key = (*asked, of_planner, trace_context(), registered_rules())
     return Keyed(key, lambda: like(anew()).jaxpr(plan, closed, copies, at))

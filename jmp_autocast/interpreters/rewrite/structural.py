@@ -71,7 +71,8 @@ def _shard_map(
     """The public function sets up the mesh axes for the trace of the body."""
     (body,), arrays = bodies(eqn), read(plan, operands)
     copied = handed_in(eqn, plan, rewriter.known_copies)
-    # Or XLA gives the casts the sharding of the parts, and moves float32 between devices.
+    # Otherwise XLA gives the casts the sharding of the parts, and transfers float32 between
+    # devices.
     held = lax.optimization_barrier
     arrays = [x if d is None else held(x) for x, d in zip(arrays, plan.operands, strict=True)]
     copies = [held(operands[i].copy(key)) for i, key in copied]

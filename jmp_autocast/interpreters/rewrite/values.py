@@ -64,7 +64,7 @@ class Value:
         return cls(array, source, known=known, const_range=const_range, tag=state.tag)
 
     def is_read_often(self) -> None:
-        """Makes the 16-bit copies of a computed value views, as those of a source are."""
+        """Turns the 16-bit copies of a computed value into views, as for a source."""
         self.source = True
         self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
@@ -82,7 +82,7 @@ class Value:
     def replicated(
         self, dtype: np.dtype | None, broadcast: Callable[[Any], Any], is_bias: bool
     ) -> Any:
-        """Returns the value in a compute dtype and broadcast, with the derivative of float32.
+        """Returns the value in a compute dtype, broadcast, with a float32 derivative.
 
         The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
         growing at 256.
