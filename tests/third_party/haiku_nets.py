@@ -46,11 +46,6 @@ def unrolled(make):
     return forward
 
 
-def stack(x):
-    """Layers of one kind in a scan."""
-    return hk.experimental.layer_stack(2)(lambda h: h + jnp.tanh(hk.Linear(6)(h)))(x)
-
-
 def depthwise(x):
     x = jnp.tanh(hk.DepthwiseConv2D(2, 3)(x))
     return hk.GroupNorm(2)(hk.SeparableDepthwiseConv2D(1, 5)(x))
@@ -60,6 +55,5 @@ PROGRAMS |= {
     "mobilenet": net(mobilenet, 3, 6, 6, 3),
     "vector quantizer": net(quantized, 2, 4, 4, 2),
     "lstm": net(unrolled(lambda: hk.LSTM(6)), 4, 2, 3),
-    "layer stack": net(stack, 3, 6),
     "depthwise convolutions": net(depthwise, 2, 4, 4, 2),
 }

@@ -10,11 +10,11 @@ from .program import Program, Table
 PROGRAMS = Table()
 
 
-def of_arrays(fn, *shapes, positive=False, **options):
+def of_arrays(fn, *shapes, **options):
     """A program of random arrays of these shapes; all are differentiated."""
 
     def build(draw):
-        return fn, tuple((draw.positive if positive else draw)(*shape) for shape in shapes)
+        return fn, tuple(draw(*shape) for shape in shapes)
 
     return Program(build, **{"grad": tuple(range(len(shapes))), **options})
 
