@@ -64,26 +64,29 @@ def _decision(mistake, error, *parts, **fields):
     return Row("Decision", mistake, call, error, *parts)
 
 
-TABLE = {
-    "Float8: no multiple": (
-        TypeError,
-        lambda w: Float8(multiple=True),
-        "Float8.multiple | True of type bool | must be an integer | such as 16",
-    ),
-    "in_compute_dtype: the result of a kernel": (
-        TypeError,
-        lambda w: in_compute_dtype(np.ones((2, 2), np.float32)),
-        r"in_compute_dtype | float32\[2,2\] | takes a function | Write in_compute_dtype\(my_kernel",
-    ),
-    "autocast: a jmp policy with 16-bit parameters": (
-        ValueError,
-        lambda w: autocast(loss, policy=jmp.get_policy("bfloat16")),
-        "params | bfloat16 | must be float32 | cast once in the traced graph",
-    ),
-}
-
 ROWS = [
-    *rows(TABLE),
+    *rows(
+        TypeError,
+        {
+            "Float8: no multiple": (
+                lambda w: Float8(multiple=True),
+                "Float8.multiple | True of type bool | must be an integer | such as 16",
+            ),
+            "in_compute_dtype: the result of a kernel": (
+                lambda w: in_compute_dtype(np.ones((2, 2), np.float32)),
+                r"in_compute_dtype | float32\[2,2\] | takes a function | in_compute_dtype\(my",
+            ),
+        },
+    ),
+    *rows(
+        ValueError,
+        {
+            "autocast: a jmp policy with 16-bit parameters": (
+                lambda w: autocast(loss, policy=jmp.get_policy("bfloat16")),
+                "params | bfloat16 | must be float32 | cast once in the traced graph",
+            ),
+        },
+    ),
     _policy(
         "float64",
         ValueError,
@@ -133,65 +136,53 @@ ROWS = [
         f"rule for primitive 'exp' | got 3 of type int | {WHAT} | CastPolicy",
         rules=(("*", "exp", 3),),
     ),
-    _rules(
-        "a primitive like no other",
-        {"qqqq": "KEEP"},
-        ValueError,
-        r"with_rules | 'qqqq' | Unknown primitive | in with_rules\. For a primitive of another",
+    *(
+        _rules(mistake, rules, ValueError, parts)
+        for mistake, (rules, parts) in {
+            "a primitive like no other": (
+                {"qqqq": "KEEP"},
+                r"with_rules | 'qqqq' | Unknown primitive | For a primitive of another",
+            ),
+            "an unknown primitive": (
+                {"dot_genral": "KEEP"},
+                "with_rules | 'dot_genral' | Unknown primitive | mean 'dot_general'.*register_rule",
+            ),
+            "an unknown policy": (
+                {"exp": "promot"},
+                f"primitive 'exp' | 'promot' | a cast policy .{NAMES} | mean 'PROMOTE'",
+            ),
+            "a structural primitive": (
+                {"scan": "KEEP"},
+                "Primitive | 'scan' | is structural | scope=",
+            ),
+            "a pattern for a primitive": (
+                {"*/ln": "float32"},
+                r"with_rules | '\*/ln' | Unknown primitive | by scope=: with_rules\(\{'\*': ...\}",
+            ),
+            "8 bits for tanh": (
+                {"tanh": "float8"},
+                "'tanh' | 8 bits | is none | 'float8' to '\\*'",
+            ),
+            "a precision for tanh": ({"tanh": "high"}, "'tanh' | 'high' | of products | to '\\*'"),
+        }.items()
     ),
-    _rules(
-        "an unknown primitive",
-        {"dot_genral": "KEEP"},
-        ValueError,
-        ("with_rules | 'dot_genral' | Unknown primitive | mean 'dot_general'.*register_rule"),
-    ),
-    _rules(
-        "an unknown policy",
-        {"exp": "promot"},
-        ValueError,
-        f"primitive 'exp' | 'promot' | a cast policy .{NAMES} | mean 'PROMOTE'",
-    ),
-    _rules(
-        "a structural primitive",
-        {"scan": "KEEP"},
-        ValueError,
-        "Primitive | 'scan' | is structural | scope=",
-    ),
-    _rules(
-        "no mapping",
-        [("exp", "KEEP")],
-        TypeError,
-        r"rules | of type list | must be a mapping | with_rules\(\{'tanh'",
-    ),
-    _rules(
-        "a pattern for a primitive",
-        {"*/ln": "float32"},
-        ValueError,
-        r"with_rules | '\*/ln' | Unknown primitive | given by scope=: with_rules\(\{'\*': ...\}",
-    ),
-    _rules(
-        "8 bits for tanh",
-        {"tanh": "float8"},
-        ValueError,
-        "'tanh' | 8 bits | is none | 'float8' to '\\*'",
-    ),
-    _rules(
-        "a precision for tanh",
-        {"tanh": "high"},
-        ValueError,
-        "'tanh' | 'high' | of products | to '\\*'",
-    ),
-    _rules(
-        "a function of nothing",
-        {"exp": lambda: CastPolicy.KEEP},
-        TypeError,
-        (r"rule for primitive 'exp' | <lambda>\(\) | must take one argument | " "an EquationView"),
-    ),
-    _rules(
-        "a rule without a hash",
-        {"exp": Unhashable()},
-        TypeError,
-        "rule for primitive 'exp' | Unhashable object | must be hashable | Use a function",
+    *(
+        _rules(mistake, rules, TypeError, parts)
+        for mistake, (rules, parts) in {
+            "no mapping": (
+                [("exp", "KEEP")],
+                r"rules | of type list | must be a mapping | with_rules\(\{'tanh'",
+            ),
+            "a function of nothing": (
+                {"exp": lambda: CastPolicy.KEEP},
+                r"rule for primitive 'exp' | <lambda>\(\) | must take one argument | "
+                "an EquationView",
+            ),
+            "a rule without a hash": (
+                {"exp": Unhashable()},
+                "rule for primitive 'exp' | Unhashable object | must be hashable | Use a function",
+            ),
+        }.items()
     ),
     _scopes("None", "*/ln", None, TypeError, rf"primitive '\*' | None of type | {WHAT} | a name"),
     _scopes(
