@@ -123,7 +123,7 @@ def planted(grads):
     for i, leaf in enumerate(leaves):
         if leaf.size and leaf.dtype != jax.dtypes.float0 and leaf.dtype.kind != "i":
             for value in bad_values(leaf.dtype):
-                bad = leaf.copy()
+                bad = np.array(leaf)
                 bad.reshape(-1)[-1] = value
                 yield jax.tree.unflatten(structure, [*leaves[:i], bad, *leaves[i + 1 :]])
 
