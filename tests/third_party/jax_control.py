@@ -74,15 +74,6 @@ def mapped(x, w):
     return lax.map(lambda row: jax.nn.softmax(jnp.tanh(row @ w) @ w.T), x, batch_size=2)
 
 
-def switched(x, w):
-    branches = [lambda h: jnp.tanh(h @ w), lambda h: h * 2, lambda h: jax.nn.softmax(h) @ w]
-
-    def step(h, i):
-        return lax.switch(i, branches, h), jnp.sum(h)
-
-    return lax.scan(step, x, jnp.array([0, 2, 1, 0]))
-
-
 def sinkhorn(x, y, w):
     """Entropic optimal transport between two clouds of points."""
     x, y = jnp.tanh(x @ w), jnp.tanh(y @ w)
@@ -92,17 +83,6 @@ def sinkhorn(x, y, w):
         g = -jax.nn.logsumexp(f[:, None] - cost, axis=0)
         f = -jax.nn.logsumexp(g - cost, axis=1)
     return jnp.exp(f[:, None] + g - cost)
-
-
-def implicit_gradient_descent(w, x, y):
-    """Adaptation inside of a loss, as in model-agnostic meta-learning: a gradient of gradients."""
-
-    def inner(w):
-        return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
-
-    for _ in range(2):
-        w = w - 0.5 * jax.grad(inner)(w)
-    return inner(w)
 
 
 def physics_informed(w, v, t):
@@ -136,9 +116,7 @@ PROGRAMS |= {
     "newton in a while loop": of_arrays(newton, (6, 6), (6,), mode="jvp"),
     "associative scan": of_arrays(linear_recurrence, (2, 6, 6), (6, 5), (5, 2), (5,)),
     "map in batches": of_arrays(mapped, (5, 6), (6, 5)),
-    "switch in a scan": of_arrays(switched, (2, 6), (6, 6)),
     "sinkhorn": of_arrays(sinkhorn, (4, 6), (5, 6), (6, 6)),
-    "meta-learning": of_arrays(implicit_gradient_descent, (6, 5), (5, 6), (5, 5)),
     "physics-informed network": of_arrays(physics_informed, (1, 6), (6,), (5,)),
     "adam in a scan": of_arrays(adam_in_a_scan, (6,), (5, 6)),
 }
