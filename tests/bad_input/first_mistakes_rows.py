@@ -258,13 +258,7 @@ ROWS = [
         },
     ),
     *(
-        Row(
-            "jmp_autocast",
-            name,
-            lambda w, name=name: _asked(name),
-            ImportError,
-            f"jmp_autocast | {name} | has no | {instead}",
-        )
+        Row("jmp_autocast", f"{name} as {error.__name__}", call, error, f"{parts} | {instead}")
         for name, instead in (
             ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
             ("DynamicLossScale", r"dynamic_loss_scaling\(optimizer\)"),
@@ -272,18 +266,10 @@ ROWS = [
             ("NumericsReport", "from jmp_autocast.inspect import NumericsReport"),
             ("step_skipped", "from jmp_autocast.loss_scaling import step_skipped"),
         )
-    ),
-    *(
-        Row(
-            "jmp_autocast",
-            f"{name} as an attribute",
-            lambda w, name=name: getattr(jmp_autocast, name),
-            AttributeError,
-            f"jmp_autocast | {name} | has no | {instead}",
-        )
-        for name, instead in (
-            ("GradScaler", r"dynamic_loss_scaling\(optimizer\)"),
-            ("Comparison", "from jmp_autocast.inspect import Comparison"),
+        for parts in [f"jmp_autocast | {name} | has no"]
+        for call, error in (
+            (lambda w, name=name: _asked(name), ImportError),
+            (lambda w, name=name: getattr(jmp_autocast, name), AttributeError),
         )
     ),
 ]

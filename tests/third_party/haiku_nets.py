@@ -22,11 +22,6 @@ def net(forward, *shape, **options):
     return Program(build, **{"grad": (0, 2), **options})
 
 
-def mobilenet(x):
-    model = hk.nets.MobileNetV1(strides=(1, 2), channels=(8, 12), num_classes=3)
-    return model(x, is_training=True)
-
-
 def quantized(x):
     """An encoder, a codebook with moving averages, and a decoder."""
     z = hk.Conv2D(6, 2, stride=2)(x)
@@ -52,7 +47,6 @@ def depthwise(x):
 
 
 PROGRAMS |= {
-    "mobilenet": net(mobilenet, 3, 6, 6, 3),
     "vector quantizer": net(quantized, 2, 4, 4, 2),
     "lstm": net(unrolled(lambda: hk.LSTM(6)), 4, 2, 3),
     "depthwise convolutions": net(depthwise, 2, 4, 4, 2),

@@ -1,4 +1,4 @@
-"""optax: losses of a linear model's outputs, projections, and steps of its transformations."""
+"""optax: losses of a linear model's outputs, and projections."""
 
 import jax
 import jax.numpy as jnp
@@ -48,18 +48,3 @@ LOSSES = {
     "ball projection": lambda z: optax.projections.projection_l2_ball(z, 1.5),
 }
 PROGRAMS |= {name: of_logits(loss) for name, loss in LOSSES.items()}
-
-
-@PROGRAMS.add(grad=(0,))
-def clipped_and_decayed_updates(draw):
-    """Gradients through a chain of transformations."""
-    tx = optax.chain(
-        optax.clip_by_global_norm(0.5), optax.scale_by_rms(), optax.add_decayed_weights(0.1)
-    )
-
-    def step(w, x):
-        grads = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
-        updates, _ = tx.update(grads, tx.init(w), w)
-        return jnp.sum(jnp.tanh(x @ optax.apply_updates(w, updates)) ** 2)
-
-    return step, (draw(5, 3), draw(6, 5))
