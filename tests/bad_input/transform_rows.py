@@ -100,6 +100,14 @@ RETURNS = "takes a function that returns its result"
 INNER = "Apply autocast to the function that it calls"
 
 TYPE_ERRORS = {
+    "autocast: a predicate of two arguments": (
+        lambda w: autocast(loss, params=lambda module, name: True),
+        r"params | <lambda>\(module, name\) | must take one argument | the path of an array",
+    ),
+    "autocast: a predicate without a hash": (
+        lambda w: autocast(loss, params=Unhashable()),
+        "params | Unhashable object | must be hashable | define __hash__",
+    ),
     "autocast: a value decorated": (
         lambda w: autocast(policy="bfloat16")(3),
         r"autocast | got 3 of type int | takes a callable | @autocast\(policy",
@@ -138,6 +146,10 @@ TYPE_ERRORS = {
     ),
 }
 VALUE_ERRORS = {
+    "autocast: out of range": (
+        lambda w: autocast(loss, params=2),
+        "params=2 | out of range | loss takes 2 positional arguments | numbered from 0",
+    ),
     "finalise: an unknown platform": (
         lambda w: finalise(jax.make_jaxpr(jnp.sin)(1.0), platform="xpu"),
         "platform | 'xpu' | must be 'cpu', 'gpu' or 'tpu' | Leave it out",
@@ -195,30 +207,6 @@ ROWS = [
     _option("a word", ValueError, "'whatever'", OUTPUTS, "'computed'", output_dtype="whatever"),
     _option("a word", TypeError, "'no'", "must be a bool", "bool", enabled="no"),
     _option("a name", TypeError, "'w'", PARAMS, "lambda path: path.startswith", params="w"),
-    _option(
-        "out of range",
-        ValueError,
-        "params=2",
-        "out of range",
-        "loss takes 2 positional arguments, numbered from 0",
-        params=2,
-    ),
-    _option(
-        "a predicate of two arguments",
-        TypeError,
-        r"<lambda>\(module, name\)",
-        "must take one argument",
-        "the path of an array",
-        params=lambda module, name: True,
-    ),
-    _option(
-        "a predicate without a hash",
-        TypeError,
-        "Unhashable object",
-        "must be hashable",
-        "define __hash__",
-        params=Unhashable(),
-    ),
     *(
         Row(
             "compute_precision",
