@@ -92,12 +92,11 @@ def doctests(session: nox.Session) -> None:
 
 @nox.session(python=NEWER_PYTHONS[-1])
 def docs(session: nox.Session) -> None:
-    """Generated pages are up to date, and the site builds and opens without a fault."""
+    """Generated pages are up to date, and the site builds without a warning."""
     session.install("-e", ".[dev]")
     for generator in sorted(pathlib.Path("docs/tools").glob("generate_*.py")):
         session.run("python", str(generator), "--check")
     session.run("python", "-m", "sphinx", "-W", "-b", "html", "docs", "docs/_build/html")
-    session.run("python", "-m", "pytest", "tests/project/check_site.py", *session.posargs)
 
 
 @nox.session(python=NEWER_PYTHONS[-1])

@@ -29,92 +29,82 @@ def _each(tools, mistake, call, error, parts):
         yield Row(name, mistake, lambda w, tool=tool: call(w, tool), error, parts.format(name))
 
 
-TABLE = {
+TYPE_ERRORS = {
     "explain: a policy for a report": (
-        TypeError,
         lambda w: explain(jnp.sin, X).diff(BF16),
         r"Report\.diff | of type Policy | takes a Report | Make one with explain",
     ),
-    "explain: reports of two programs": (
-        ValueError,
-        lambda w: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
-        r"Report\.diff | sin and cos | one program | Explain the same function",
-    ),
     "explain_compiled: arguments for a text": (
-        TypeError,
         lambda w: explain_compiled(module_of("ROOT %x = f32[] parameter(0)"), X),
         "arguments | HloModule | for a function alone | leave them out",
     ),
     "explain_compiled: a path for a text": (
-        TypeError,
         lambda w: explain_compiled(pathlib.Path("gpu_cublas.txt")),
         r"explain_compiled | gpu_cublas.txt | takes a callable | path.read_text\(\)",
     ),
-    "explain_compiled: text that is no HLO": (
-        UnreadableError,
-        lambda w: explain_compiled("once upon\na time"),
-        "text | once upon a time | no HLO module | compiled.as_text",
-    ),
-    "explain_compiled: StableHLO": (
-        UnreadableError,
-        lambda w: explain_compiled(jax.jit(jnp.sin).lower(X).as_text()),
-        "text | StableHLO | no HLO module | Pass the function, its Lowered",
-    ),
-    "explain_compiled: the name of a file for its text": (
-        UnreadableError,
-        lambda w: explain_compiled("dump/module_0042.txt"),
-        r"text | dump/module_0042.txt | no HLO module | path.read_text\(\)",
-    ),
     "compare: a shape for an array": (
-        TypeError,
         lambda w: compare(jnp.sin, jax.ShapeDtypeStruct((3,), jnp.float32)),
         "compare | ShapeDtypeStruct | needs arrays | Pass arrays",
     ),
-    "compare: dicts without a name in common": (
-        ValueError,
-        lambda w: compare({"a": X}, against={"b": X}),
-        r"\['a'\] and \['b'\] | no name | both dicts | the same key",
-    ),
     "compare: a dict and a function": (
-        TypeError,
         lambda w: compare({"a": X}, against=jnp.sin),
         "dict of arrays | of type PjitFunction | another dict as against= | Write compare\\(",
     ),
     "compare: a function and a dict": (
-        TypeError,
         lambda w: compare(jnp.sin, X, against={"a": X}),
         "compare | of type dict | takes a callable | Pass the second function as against=",
     ),
     "compare: lists for arrays": (
-        TypeError,
         lambda w: compare({"a": [1.0, 2.0]}, against={"a": X}),
         r"arrays of floats | 'a' | \[1.0, 2.0\] of type list | Write compare\(",
     ),
-    "compare: argnums out of range": (
-        ValueError,
-        lambda w: compare(jnp.sum, X, argnums=1),
-        "argnums=1 | has 1 | positional arguments | numbered from 0",
-    ),
     "compare: gradients of an array": (
-        TypeError,
         lambda w: compare(jnp.sin, X, argnums=0),
         "argnums | sin | scalar float | pass a loss",
     ),
-    "check_numerics: a mode that is none": (
-        ValueError,
-        lambda w: check_numerics(loss, mode="colect"),
-        "mode | 'colect' | must be one of 'raise', 'collect', 'overflow' | Did you mean 'collect'",
-    ),
     "check_numerics: differentiated from outside": (
-        TypeError,
         lambda w: jax.grad(check_numerics(loss))(w.params, X),
         r"check_numerics\(loss\) | is differentiated | without its derivative rules | "
         r"check_numerics\(jax.grad\(loss\)\)",
     ),
 }
+VALUE_ERRORS = {
+    "explain: reports of two programs": (
+        lambda w: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
+        r"Report\.diff | sin and cos | one program | Explain the same function",
+    ),
+    "compare: dicts without a name in common": (
+        lambda w: compare({"a": X}, against={"b": X}),
+        r"\['a'\] and \['b'\] | no name | both dicts | the same key",
+    ),
+    "compare: argnums out of range": (
+        lambda w: compare(jnp.sum, X, argnums=1),
+        "argnums=1 | has 1 | positional arguments | numbered from 0",
+    ),
+    "check_numerics: a mode that is none": (
+        lambda w: check_numerics(loss, mode="colect"),
+        "mode | 'colect' | must be one of 'raise', 'collect', 'overflow' | Did you mean 'collect'",
+    ),
+}
+UNREADABLE = {
+    "explain_compiled: text that is no HLO": (
+        lambda w: explain_compiled("once upon\na time"),
+        "text | once upon a time | no HLO module | compiled.as_text",
+    ),
+    "explain_compiled: StableHLO": (
+        lambda w: explain_compiled(jax.jit(jnp.sin).lower(X).as_text()),
+        "text | StableHLO | no HLO module | Pass the function, its Lowered",
+    ),
+    "explain_compiled: the name of a file for its text": (
+        lambda w: explain_compiled("dump/module_0042.txt"),
+        r"text | dump/module_0042.txt | no HLO module | path.read_text\(\)",
+    ),
+}
 
 ROWS = [
-    *rows(TABLE),
+    *rows(TypeError, TYPE_ERRORS),
+    *rows(ValueError, VALUE_ERRORS),
+    *rows(UnreadableError, UNREADABLE),
     *_each(
         (explain, compare, check_numerics),
         "an array for the function",

@@ -14,33 +14,30 @@ METRICS = "integrations.metrics.precision_metrics"
 TO_JMP = "integrations.jmp.to_jmp"
 PUBLIC = {LINEN, METRICS, TO_JMP}
 
-TABLE = {
-    "integrations.linen.autocast: a module and no class": (
-        TypeError,
-        lambda w: linen.autocast(nn.Dense(8)),
-        "linen.autocast | type Dense | takes a module class | "
-        r"autocast\(nn.Dense\)\(8\).*model.apply",
-    ),
-    "integrations.metrics.precision_metrics: nothing to report": (
-        TypeError,
-        lambda w: precision_metrics(),
-        "opt_state | neither | report | Pass the optimizer state",
-    ),
-    "integrations.metrics.precision_metrics: the text of a report": (
-        TypeError,
-        lambda w: precision_metrics(report="100.0 %"),
-        r"report | str | must be a Report | explain\(fn",
-    ),
-    "integrations.metrics.precision_metrics: a prefix": (
-        TypeError,
-        lambda w: precision_metrics(optax.EmptyState(), prefix=3),
-        "prefix | 3 | string | must be",
-    ),
-    "integrations.jmp.to_jmp: a number": (
-        TypeError,
-        lambda w: to_jmp(16),
-        "policy | 16 of type int | must be | params=float32,compute=bfloat16",
-    ),
-}
 
-ROWS = rows(TABLE)
+ROWS = rows(
+    TypeError,
+    {
+        "integrations.linen.autocast: a module and no class": (
+            lambda w: linen.autocast(nn.Dense(8)),
+            "linen.autocast | type Dense | takes a module class | "
+            r"autocast\(nn.Dense\)\(8\).*model.apply",
+        ),
+        "integrations.metrics.precision_metrics: nothing to report": (
+            lambda w: precision_metrics(),
+            "opt_state | neither | report | Pass the optimizer state",
+        ),
+        "integrations.metrics.precision_metrics: the text of a report": (
+            lambda w: precision_metrics(report="100.0 %"),
+            r"report | str | must be a Report | explain\(fn",
+        ),
+        "integrations.metrics.precision_metrics: a prefix": (
+            lambda w: precision_metrics(optax.EmptyState(), prefix=3),
+            "prefix | 3 | string | must be",
+        ),
+        "integrations.jmp.to_jmp: a number": (
+            lambda w: to_jmp(16),
+            "policy | 16 of type int | must be | params=float32,compute=bfloat16",
+        ),
+    },
+)

@@ -39,27 +39,30 @@ def _state(read, state_of, value):
     return Row(read.__name__, f"of {value}", call, ValueError, "state", value, NO_SCALE, INIT)
 
 
-TABLE = {
-    "static_loss_scaling: arguments swapped": (
-        TypeError,
-        lambda w: static_loss_scaling(8.0, optax.sgd(0.1)),
-        "scale | GradientTransformation | must be a number | number",
-    ),
-    "dynamic_loss_scaling: a list of axes": (
-        TypeError,
-        lambda w: dynamic_loss_scaling(optax.sgd(0.1), axis_name=["data"]),
-        r"axis_name | \['data'\] | the name of a mapped axis | or a tuple of names",
-    ),
-    "loss_scale: of two states": (
-        ValueError,
-        lambda w: loss_scale([w.opt_state, w.opt_state]),
-        r"state | \[0\].loss_scale, \[1\].loss_scale | 2 loss scales | "
-        "Pass the part that holds the one you mean",
-    ),
-}
-
 ROWS = [
-    *rows(TABLE),
+    *rows(
+        TypeError,
+        {
+            "static_loss_scaling: arguments swapped": (
+                lambda w: static_loss_scaling(8.0, optax.sgd(0.1)),
+                "scale | GradientTransformation | must be a number | number",
+            ),
+            "dynamic_loss_scaling: a list of axes": (
+                lambda w: dynamic_loss_scaling(optax.sgd(0.1), axis_name=["data"]),
+                r"axis_name | \['data'\] | the name of a mapped axis | or a tuple of names",
+            ),
+        },
+    ),
+    *rows(
+        ValueError,
+        {
+            "loss_scale: of two states": (
+                lambda w: loss_scale([w.opt_state, w.opt_state]),
+                r"state | \[0\].loss_scale, \[1\].loss_scale | 2 loss scales | "
+                "Pass the part that holds the one you mean",
+            ),
+        },
+    ),
     *(
         Row(public, f"{value}, no optimizer", call, TypeError, public, value, INNER, "optax.adam")
         for public, call, value in (

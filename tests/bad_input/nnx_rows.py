@@ -24,32 +24,21 @@ def _option(mistake, error, value, rule, fix, **option):
     return Row(NNX, mistake, lambda w: autocast(loss, **option), error, name, value, rule, fix)
 
 
-TABLE = {
-    "integrations.nnx.autocast: no function": (
-        TypeError,
-        lambda w: autocast(X),
-        "autocast | float32.*ndarray | takes a callable | Pass the function itself",
-    ),
-    "integrations.nnx.autocast: a value decorated": (
-        TypeError,
-        lambda w: autocast(policy="bfloat16")(3),
-        r"autocast | 3 of type int | takes a callable | @autocast\(policy",
-    ),
-    "integrations.nnx.autocast: a module closed over": (
-        TypeError,
-        lambda w: autocast(lambda x: w.model(x))(jnp.asarray(X)),
-        "<lambda> | NNX module that it closes over | changes the state | "
-        "Pass the module as an argument",
-    ),
-    "integrations.nnx.autocast: a traced array in a static attribute": (
-        TypeError,
-        lambda w: autocast(keeps_a_traced_array)(w.model, jnp.asarray(X)),
-        "keeps_a_traced_array | 'kept' | leaves a traced array in the static attribute | "
-        "Hold it in an nnx.Variable",
-    ),
-}
-
 ROWS = [
-    *rows(TABLE),
+    *rows(
+        TypeError,
+        {
+            "integrations.nnx.autocast: a module closed over": (
+                lambda w: autocast(lambda x: w.model(x))(jnp.asarray(X)),
+                "<lambda> | NNX module that it closes over | changes the state | "
+                "Pass the module as an argument",
+            ),
+            "integrations.nnx.autocast: a traced array in a static attribute": (
+                lambda w: autocast(keeps_a_traced_array)(w.model, jnp.asarray(X)),
+                "keeps_a_traced_array | 'kept' | leaves a traced array in the static attribute | "
+                "Hold it in an nnx.Variable",
+            ),
+        },
+    ),
     _option("out of range", ValueError, "params=2", "out of range", "takes 2 pos", params=2),
 ]

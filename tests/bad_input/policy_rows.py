@@ -25,20 +25,6 @@ WHAT = "must be a CastPolicy, a dtype, a precision"
 SCHEMA = "Write 'params=float32,compute=bfloat16,output=float32'"
 
 
-def _policy(mistake, error, *parts, **fields):
-    return Row("Policy", mistake, lambda w: Policy(**fields), error, *parts)
-
-
-def _rules(mistake, rules, error, *parts):
-    call = lambda w: w.policy.with_rules(rules)
-    return Row("Policy", mistake, call, error, *parts)
-
-
-def _scopes(mistake, scope, what, error, *parts):
-    call = lambda w: w.policy.with_rules({"*": what}, scope=scope)
-    return Row("Policy", mistake, call, error, *parts)
-
-
 def _retired(name, *parts):
     call = lambda w: Policy(**{name: ()})
     return Row("Policy", f"an option that is gone: {name}", call, TypeError, *parts)
@@ -54,45 +40,134 @@ def _string(mistake, text, *parts):
     return Row("autocast", f"policy: {mistake}", call, ValueError, *parts)
 
 
-def _register(mistake, primitive, given, error, *parts, **options):
-    call = lambda w: register_rule(primitive, given, **options)
-    return Row("register_rule", mistake, call, error, *parts)
-
-
-def _decision(mistake, error, *parts, **fields):
-    call = lambda w: Decision(**{"policy": CastPolicy.KEEP, **fields})
-    return Row("Decision", mistake, call, error, *parts)
-
-
-TABLE = {
+TYPE_ERRORS = {
     "Float8: no multiple": (
-        TypeError,
         lambda w: Float8(multiple=True),
         "Float8.multiple | True of type bool | must be an integer | such as 16",
     ),
     "in_compute_dtype: the result of a kernel": (
-        TypeError,
         lambda w: in_compute_dtype(np.ones((2, 2), np.float32)),
-        r"in_compute_dtype | float32\[2,2\] | takes a function | Write in_compute_dtype\(my_kernel",
+        r"in_compute_dtype | float32\[2,2\] | takes a function | in_compute_dtype\(my",
     ),
+    "Policy: a mapping of rules": (
+        lambda w: Policy(rules={"exp": CastPolicy.FP32}),
+        r"rules | of type dict | must be a tuple of triples | with_rules\(",
+    ),
+    "Policy: no policy in the rules": (
+        lambda w: Policy(rules=(("*", "exp", 3),)),
+        f"rule for primitive 'exp' | got 3 of type int | {WHAT} | CastPolicy",
+    ),
+    "Policy: no mapping": (
+        lambda w: w.policy.with_rules([("exp", "KEEP")]),
+        r"rules | of type list | must be a mapping | with_rules\(\{'tanh'",
+    ),
+    "Policy: a function of nothing": (
+        lambda w: w.policy.with_rules({"exp": lambda: CastPolicy.KEEP}),
+        r"rule for primitive 'exp' | <lambda>\(\) | must take one argument | "
+        "an EquationView",
+    ),
+    "Policy: a rule without a hash": (
+        lambda w: w.policy.with_rules({"exp": Unhashable()}),
+        "rule for primitive 'exp' | Unhashable object | must be hashable | Use a function",
+    ),
+    "Policy: None": (
+        lambda w: w.policy.with_rules({"*": None}, scope="*/ln"),
+        rf"primitive '\*' | None of type | {WHAT} | a name",
+    ),
+    "Policy: a class": (
+        lambda w: w.policy.with_rules({"*": "float32"}, scope=nn.LayerNorm),
+        r"scope pattern | LayerNorm'> | must be a string | Write one such as '\*/LayerNorm_\*'",
+    ),
+    "Policy: no pattern": (
+        lambda w: w.policy.with_rules({"*": "float32"}, scope=""),
+        "pattern | '' | must be a string | Write",
+    ),
+    "register_rule: no policy": (
+        lambda w: register_rule("mine", None),
+        "primitive 'mine'",
+        "None of type",
+        RULE,
+        "CastPolicy",
+    ),
+    "register_rule: a priority": (
+        lambda w: register_rule("mine", "KEEP", priority="high"),
+        "priority | 'high' | an int | default is 10",
+    ),
+    "Decision: a name": (
+        lambda w: Decision(policy="KEEP"),
+        "Decision.policy | 'KEEP' | must be a CastPolicy | FP32",
+    ),
+    "Decision: no function to emit": (
+        lambda w: Decision(policy=CastPolicy.KEEP, emit="tanh"),
+        "Decision.emit | 'tanh' | must be a function | of the equation's operands",
+    ),
+}
+
+VALUE_ERRORS = {
     "autocast: a jmp policy with 16-bit parameters": (
-        ValueError,
         lambda w: autocast(loss, policy=jmp.get_policy("bfloat16")),
         "params | bfloat16 | must be float32 | cast once in the traced graph",
+    ),
+    "Policy: float64": (
+        lambda w: Policy(compute_dtype=np.float64),
+        "compute_dtype | float64 | must be float16 or bfloat16 | enabled=False",
+    ),
+    "Policy: int32": (
+        lambda w: Policy(output_dtype="int32"),
+        f"output_dtype | int32 | {FLOATS} | float32",
+    ),
+    "Policy: matmul": (
+        lambda w: Policy(matmul="float9"),
+        "matmul | 'float9' | 'float8', 'float8_row', got | mean",
+    ),
+    "Policy: a primitive like no other": (
+        lambda w: w.policy.with_rules({"qqqq": "KEEP"}),
+        r"with_rules | 'qqqq' | Unknown primitive | For a primitive of another",
+    ),
+    "Policy: an unknown primitive": (
+        lambda w: w.policy.with_rules({"dot_genral": "KEEP"}),
+        "with_rules | 'dot_genral' | Unknown primitive | mean 'dot_general'.*register_rule",
+    ),
+    "Policy: an unknown policy": (
+        lambda w: w.policy.with_rules({"exp": "promot"}),
+        f"primitive 'exp' | 'promot' | a cast policy .{NAMES} | mean 'PROMOTE'",
+    ),
+    "Policy: a structural primitive": (
+        lambda w: w.policy.with_rules({"scan": "KEEP"}),
+        "Primitive | 'scan' | is structural | scope=",
+    ),
+    "Policy: a pattern for a primitive": (
+        lambda w: w.policy.with_rules({"*/ln": "float32"}),
+        r"with_rules | '\*/ln' | Unknown primitive | by scope=: with_rules\(\{'\*': ...\}",
+    ),
+    "Policy: 8 bits for tanh": (
+        lambda w: w.policy.with_rules({"tanh": "float8"}),
+        "'tanh' | 8 bits | is none | 'float8' to '\\*'",
+    ),
+    "Policy: a precision for tanh": (
+        lambda w: w.policy.with_rules({"tanh": "high"}),
+        "'tanh' | 'high' | of products | to '\\*'",
+    ),
+    "register_rule: an unknown policy": (
+        lambda w: register_rule("mine", "fp23"),
+        "'mine'",
+        "'fp23'",
+        NAMES,
+        "mean 'FP32'",
+    ),
+    "Decision: a policy and a function": (
+        lambda w: Decision(policy=CastPolicy.FP32, emit=lax.exp),
+        r"Decision | got both | a policy or a function to emit | Decision\(emit=function\)",
+    ),
+    "Decision: an operand dtype of a policy": (
+        lambda w: Decision(policy=CastPolicy.FP32, operand_dtype="bfloat16"),
+        "Decision.operand_dtype | CastPolicy.FP32 | belong to emit= | A policy sets the dtypes",
     ),
 }
 
 ROWS = [
-    *rows(TABLE),
-    _policy(
-        "float64",
-        ValueError,
-        "compute_dtype | float64 | must be float16 or bfloat16 | enabled=False",
-        compute_dtype=np.float64,
-    ),
-    _policy(
-        "int32", ValueError, f"output_dtype | int32 | {FLOATS} | float32", output_dtype="int32"
-    ),
+    *rows(TypeError, TYPE_ERRORS),
+    *rows(ValueError, VALUE_ERRORS),
     *(
         _retired(name, f"Policy | takes no {name}= | Write | {instead}")
         for name, instead in {
@@ -115,133 +190,9 @@ ROWS = [
             "with_storage": "16-bit array",
         }.items()
     ),
-    _policy(
-        "matmul",
-        ValueError,
-        "matmul | 'float9' | 'float8', 'float8_row', got | mean",
-        matmul="float9",
-    ),
-    _policy(
-        "a mapping of rules",
-        TypeError,
-        r"rules | of type dict | must be a tuple of triples | with_rules\(",
-        rules={"exp": CastPolicy.FP32},
-    ),
-    _policy(
-        "no policy in the rules",
-        TypeError,
-        f"rule for primitive 'exp' | got 3 of type int | {WHAT} | CastPolicy",
-        rules=(("*", "exp", 3),),
-    ),
-    _rules(
-        "a primitive like no other",
-        {"qqqq": "KEEP"},
-        ValueError,
-        r"with_rules | 'qqqq' | Unknown primitive | in with_rules\. For a primitive of another",
-    ),
-    _rules(
-        "an unknown primitive",
-        {"dot_genral": "KEEP"},
-        ValueError,
-        ("with_rules | 'dot_genral' | Unknown primitive | mean 'dot_general'.*register_rule"),
-    ),
-    _rules(
-        "an unknown policy",
-        {"exp": "promot"},
-        ValueError,
-        f"primitive 'exp' | 'promot' | a cast policy .{NAMES} | mean 'PROMOTE'",
-    ),
-    _rules(
-        "a structural primitive",
-        {"scan": "KEEP"},
-        ValueError,
-        "Primitive | 'scan' | is structural | scope=",
-    ),
-    _rules(
-        "no mapping",
-        [("exp", "KEEP")],
-        TypeError,
-        r"rules | of type list | must be a mapping | with_rules\(\{'tanh'",
-    ),
-    _rules(
-        "a pattern for a primitive",
-        {"*/ln": "float32"},
-        ValueError,
-        r"with_rules | '\*/ln' | Unknown primitive | given by scope=: with_rules\(\{'\*': ...\}",
-    ),
-    _rules(
-        "8 bits for tanh",
-        {"tanh": "float8"},
-        ValueError,
-        "'tanh' | 8 bits | is none | 'float8' to '\\*'",
-    ),
-    _rules(
-        "a precision for tanh",
-        {"tanh": "high"},
-        ValueError,
-        "'tanh' | 'high' | of products | to '\\*'",
-    ),
-    _rules(
-        "a function of nothing",
-        {"exp": lambda: CastPolicy.KEEP},
-        TypeError,
-        (r"rule for primitive 'exp' | <lambda>\(\) | must take one argument | " "an EquationView"),
-    ),
-    _rules(
-        "a rule without a hash",
-        {"exp": Unhashable()},
-        TypeError,
-        "rule for primitive 'exp' | Unhashable object | must be hashable | Use a function",
-    ),
-    _scopes("None", "*/ln", None, TypeError, rf"primitive '\*' | None of type | {WHAT} | a name"),
-    _scopes(
-        "a class",
-        nn.LayerNorm,
-        "float32",
-        TypeError,
-        r"scope pattern | LayerNorm'> | must be a string | Write one such as '\*/LayerNorm_\*'",
-    ),
-    _scopes("no pattern", "", "float32", TypeError, "pattern | '' | must be a string | Write"),
     _string("a key", "compte=bf16", "policy | 'compte=bf16' | Cannot read | mean 'compute'"),
     _string("no compute", "output=float32", "policy | output | names no compute | add 'compute="),
     _string("a colon", "c=bf16,o:f32", f"policy | 'o:f32' | Cannot read | {SCHEMA}"),
     _string("twice", "c=bf16,compute=f16", "policy | c=bf16,comp | 'compute' twice | leave one"),
     _string("a dtype", "compute=bf17", "compute | 'bf17' | must be a dtype | 'bfloat16'"),
-    _register(
-        "an unknown policy", "mine", "fp23", ValueError, "'mine'", "'fp23'", NAMES, "mean 'FP32'"
-    ),
-    _register(
-        "no policy", "mine", None, TypeError, "primitive 'mine'", "None of type", RULE, "CastPolicy"
-    ),
-    _register(
-        "a priority",
-        "mine",
-        "KEEP",
-        TypeError,
-        "priority | 'high' | an int | default is 10",
-        priority="high",
-    ),
-    _decision(
-        "a name", TypeError, "Decision.policy | 'KEEP' | must be a CastPolicy | FP32", policy="KEEP"
-    ),
-    _decision(
-        "no function to emit",
-        TypeError,
-        "Decision.emit | 'tanh' | must be a function | of the equation's operands",
-        emit="tanh",
-    ),
-    _decision(
-        "a policy and a function",
-        ValueError,
-        r"Decision | got both | a policy or a function to emit | Decision\(emit=function\)",
-        policy=CastPolicy.FP32,
-        emit=lax.exp,
-    ),
-    _decision(
-        "an operand dtype of a policy",
-        ValueError,
-        "Decision.operand_dtype | CastPolicy.FP32 | belong to emit= | A policy sets the dtypes",
-        policy=CastPolicy.FP32,
-        operand_dtype="bfloat16",
-    ),
 ]

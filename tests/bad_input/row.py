@@ -47,11 +47,10 @@ class Row:
         return f"{self.public}: {self.parts[0]}: {self.mistake}"
 
 
-def rows(table):
-    """The rows of a table: by "public name: mistake" the error, what is called, and the parts."""
+def rows(error, table):
+    """The rows of a table of one error: by "public name: mistake" what is called, and the parts."""
     return [
-        Row(*name.split(": ", 1), call, error, *parts)
-        for name, (error, call, *parts) in table.items()
+        Row(*name.split(": ", 1), call, error, *parts) for name, (call, *parts) in table.items()
     ]
 
 

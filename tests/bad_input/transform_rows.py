@@ -99,100 +99,96 @@ def _form(mistake, call, rule, fix=LINE):
 RETURNS = "takes a function that returns its result"
 INNER = "Apply autocast to the function that it calls"
 
-TABLE = {
+TYPE_ERRORS = {
+    "autocast: a predicate of two arguments": (
+        lambda w: autocast(loss, params=lambda module, name: True),
+        r"params | <lambda>\(module, name\) | must take one argument | the path of an array",
+    ),
+    "autocast: a predicate without a hash": (
+        lambda w: autocast(loss, params=Unhashable()),
+        "params | Unhashable object | must be hashable | define __hash__",
+    ),
     "autocast: a value decorated": (
-        TypeError,
         lambda w: autocast(policy="bfloat16")(3),
         r"autocast | got 3 of type int | takes a callable | @autocast\(policy",
     ),
     "autocast: a traced array for a dtype": (
-        TypeError,
         lambda w: jax.jit(lambda x: autocast(loss, x)(x, x))(jnp.float16(1)),
         r"policy | float16 | a compute dtype such as jnp.bfloat16 | autocast\(fn\)\(params, x\)",
     ),
     "finalise: a function": (
-        TypeError,
         lambda w: finalise(jnp.sin),
         "finalise | of type .* | takes a jaxpr | make_jaxpr",
     ),
-    "finalise: an unknown platform": (
-        ValueError,
-        lambda w: finalise(jax.make_jaxpr(jnp.sin)(1.0), platform="xpu"),
-        "platform | 'xpu' | must be 'cpu', 'gpu' or 'tpu' | Leave it out",
-    ),
     "keep_less: no share": (
-        TypeError,
         lambda w: keep_less(loss, residuals=None),
         "residuals | None of type | a word or a share | auto",
     ),
-    "keep_less: scopes of nothing": (
-        ValueError,
-        lambda w: keep_less(loss, residuals="declared", keep_scopes=["head"]),
-        "keep_scopes | 'head' | nothing is computed again | leave keep_scopes out",
-    ),
     "keep_less: one scope": (
-        TypeError,
         lambda w: keep_less(loss, keep_scopes="head"),
         r"keep_scopes | 'head' of | a sequence | \('\*/head'",
     ),
-    "keep_less: parameters of what knows its own": (
-        ValueError,
-        lambda w: keep_less(autocast(jnp.matmul), params=0),
-        r"keep_less | params= | autocast has wrapped | keep_less\(autocast\(fn, params=...\)\)",
-    ),
     "keep_less: an array for the function": (
-        TypeError,
         lambda w: keep_less(X),
         "keep_less | of type ndarray | takes a callable | @keep_less",
     ),
-    "keep_less: a share as a percentage": (
-        ValueError,
-        lambda w: keep_less(loss, residuals=50),
-        "residuals | =50 | from 0 | to 1",
-    ),
     "autocast: a traced switch": (
-        TypeError,
         lambda w: jax.jit(lambda on, x: autocast(loss, enabled=on)(w.params, x))(True, X),
         "enabled | traced value | must be known when the program is traced | static argument",
     ),
+    "autocast: a rule that returns a name": (
+        lambda w: _rule_that_returns("FP32")(X),
+        "rule for primitive 'exp' | returned 'FP32' of type str | must return | a CastPolicy",
+    ),
+    "quantize_params: the parameters first": (
+        lambda w: quantize_params(w.params, loss, X),
+        "quantize_params | of type dict | takes a callable | function itself, then its arguments",
+    ),
+}
+VALUE_ERRORS = {
+    "autocast: out of range": (
+        lambda w: autocast(loss, params=2),
+        "params=2 | out of range | loss takes 2 positional arguments | numbered from 0",
+    ),
+    "finalise: an unknown platform": (
+        lambda w: finalise(jax.make_jaxpr(jnp.sin)(1.0), platform="xpu"),
+        "platform | 'xpu' | must be 'cpu', 'gpu' or 'tpu' | Leave it out",
+    ),
+    "keep_less: scopes of nothing": (
+        lambda w: keep_less(loss, residuals="declared", keep_scopes=["head"]),
+        "keep_scopes | 'head' | nothing is computed again | leave keep_scopes out",
+    ),
+    "keep_less: parameters of what knows its own": (
+        lambda w: keep_less(autocast(jnp.matmul), params=0),
+        r"keep_less | params= | autocast has wrapped | keep_less\(autocast\(fn, params=...\)\)",
+    ),
+    "keep_less: a share as a percentage": (
+        lambda w: keep_less(loss, residuals=50),
+        "residuals | =50 | from 0 | to 1",
+    ),
     "autocast: parameters by keyword": (
-        ValueError,
         lambda w: autocast(loss_at_call, params=0)(params=w.params, x=X),
         "params=0 | 0 positional arguments in this call of loss_at_call | out of range | "
         "Pass the parameters by position, or give params a predicate",
     ),
     "autocast: a keyword that is numbered": (
-        ValueError,
         lambda w: autocast(lambda p, *, x: x, params=1),
         "params=1 | out of range | takes 1 positional argument | numbered from 0",
     ),
-    "autocast: a rule that returns a name": (
-        TypeError,
-        lambda w: _rule_that_returns("FP32")(X),
-        "rule for primitive 'exp' | returned 'FP32' of type str | must return | a CastPolicy",
-    ),
-    "quantize_params: the parameters first": (
-        TypeError,
-        lambda w: quantize_params(w.params, loss, X),
-        "quantize_params | of type dict | takes a callable | function itself, then its arguments",
-    ),
     "cast_params: two policies": (
-        ValueError,
         lambda w: cast_params(autocast(loss_at_call), w.params, X, policy=BF16),
         "cast_params | policy= | has already wrapped with its own | Leave policy out",
     ),
     "cast_params: a check of shapes": (
-        ValueError,
         lambda w: cast_params(loss_at_call, w.params, jax.eval_shape(lambda: X), check=True),
         "check=True | runs the program | needs arrays | for all arguments",
     ),
 }
 
 ROWS = [
-    *rows(TABLE),
+    *rows(TypeError, TYPE_ERRORS),
+    *rows(ValueError, VALUE_ERRORS),
     _fn("an array for the function", X, "float32.*of type ndarray", fix="Pass the function itself"),
-    _fn("a dtype for the function", jnp.bfloat16, "bfloat16"),
-    _fn("a list of functions", [jnp.sin], "of type list"),
     _fn("a coroutine function", coroutine, "coroutine returns a coroutine", RETURNS, INNER),
     _fn("a generator function", generator, "generator returns a generator", RETURNS, INNER),
     _fn("an object whose call is a generator", LazyCall(), "LazyCall returns", RETURNS, INNER),
@@ -211,30 +207,6 @@ ROWS = [
     _option("a word", ValueError, "'whatever'", OUTPUTS, "'computed'", output_dtype="whatever"),
     _option("a word", TypeError, "'no'", "must be a bool", "bool", enabled="no"),
     _option("a name", TypeError, "'w'", PARAMS, "lambda path: path.startswith", params="w"),
-    _option(
-        "out of range",
-        ValueError,
-        "params=2",
-        "out of range",
-        "loss takes 2 positional arguments, numbered from 0",
-        params=2,
-    ),
-    _option(
-        "a predicate of two arguments",
-        TypeError,
-        r"<lambda>\(module, name\)",
-        "must take one argument",
-        "the path of an array",
-        params=lambda module, name: True,
-    ),
-    _option(
-        "a predicate without a hash",
-        TypeError,
-        "Unhashable object",
-        "must be hashable",
-        "define __hash__",
-        params=Unhashable(),
-    ),
     *(
         Row(
             "compute_precision",

@@ -39,16 +39,16 @@ def _tolerance(mistake, error, parts, **options):
     return _tune(mistake, error, parts, **{"tolerance": 0.1} | options)
 
 
-TABLE = {
-    "tune: arguments and batches": (
-        ValueError,
-        lambda w: tune(loss, w.params, X, batches=BATCHES, tolerance=0.1),
-        "batches | got 2 | arguments or batches | Write",
-    ),
-}
-
 ROWS = [
-    *rows(TABLE),
+    *rows(
+        ValueError,
+        {
+            "tune: arguments and batches": (
+                lambda w: tune(loss, w.params, X, batches=BATCHES, tolerance=0.1),
+                "batches | got 2 | arguments or batches | Write",
+            ),
+        },
+    ),
     _tolerance(
         "a function that is wrapped",
         ValueError,

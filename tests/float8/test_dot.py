@@ -60,25 +60,34 @@ def test_a_default_policy_makes_no_float8():
 
 
 @pytest.mark.parametrize(
-    ("wgrad", "gradient", "size"),
+    ("scaling", "wgrad", "gradient", "size"),
     [
-        ("float8", "e5m2", 1.0),
-        ("float8", "e5m2", 1e-25),
-        ("float8", "e5m2", 1e15),
-        ("float8", "e4m3", 1.0),
-        ("compute", "e5m2", 1.0),
+        ("tensor", "float8", "e5m2", 1.0),
+        ("tensor", "float8", "e5m2", 1e-25),
+        ("tensor", "float8", "e5m2", 1e15),
+        ("tensor", "float8", "e4m3", 1.0),
+        ("tensor", "compute", "e5m2", 1.0),
+        ("row", "float8", "e5m2", 1.0),
+        ("row", "float8", "e4m3", 1e-18),
+        ("row", "compute", "e5m2", 1e15),
     ],
 )
-def test_values_and_gradients_are_those_of_the_recipe(wgrad, gradient, size):
+def test_values_and_gradients_are_those_of_the_recipe(scaling, wgrad, gradient, size):
+    fn = float8(layer, "computed", wgrad=wgrad, gradient=gradient, scaling=scaling)
+    x, w, g, by_recipe = A["x"] * np.float32(size), A["w"], A["g"], reference.layer
+    if scaling == "row":
+        # Rows and columns of all sizes: with one scale, half of them would be rounded to zero.
+        x = x * np.geomspace(1e-6, 1e6, M, dtype=np.float32)[:, None]
+        w, by_recipe = w * np.geomspace(1e-6, 1e6, N, dtype=np.float32), reference.layer_by_row
+    y, dw, dx = with_gradients(fn)(w, x, g.astype(jnp.bfloat16))
     format8 = {"e5m2": reference.E5M2, "e4m3": reference.E4M3}[gradient]
-    fn = float8(layer, "computed", wgrad=wgrad, gradient=gradient)
-    x = A["x"] * np.float32(size)
-    y, dw, dx = with_gradients(fn)(A["w"], x, A["g"].astype(jnp.bfloat16))
-    expected = reference.layer(x, A["w"], A["g"], format8, wgrad)
+    expected = by_recipe(x, w, g, format8, wgrad)
+    sums = by_recipe(*map(np.abs, (x, w, g)), format8, wgrad)
     assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
-    for found, exact, tolerance in zip((y, dx, dw), expected, (2**-8, 2**-8, 1e-6), strict=True):
-        error = np.abs(np.asarray(found, np.float64) - exact).max() / np.abs(exact).max()
-        assert error < tolerance
+    tolerances = 2**-8, 2**-8, 1e-6  # of 16 bits twice, and of a sum in float32
+    for found, exact, whole, tolerance in zip((y, dx, dw), expected, sums, tolerances, strict=True):
+        error = np.abs(np.asarray(found, np.float64) - exact)
+        assert (error <= tolerance * whole).all()
 
 
 def test_what_is_multiplied_and_what_is_kept():
@@ -330,26 +339,6 @@ def test_an_inner_autocast_is_left_alone():
 
 
 # --- scales of rows ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("wgrad", "gradient", "size"),
-    [("float8", "e5m2", 1.0), ("float8", "e4m3", 1e-18), ("compute", "e5m2", 1e15)],
-)
-def test_values_and_gradients_with_scales_of_rows(wgrad, gradient, size):
-    fn = by_row(layer, "computed", wgrad=wgrad, gradient=gradient)
-    # Rows and columns of all sizes: with one scale, half of them would be rounded to zero.
-    x = A["x"] * np.float32(size) * np.geomspace(1e-6, 1e6, M, dtype=np.float32)[:, None]
-    w = A["w"] * np.geomspace(1e-6, 1e6, N, dtype=np.float32)
-    y, dw, dx = with_gradients(fn)(w, x, A["g"].astype(jnp.bfloat16))
-    format8 = {"e5m2": reference.E5M2, "e4m3": reference.E4M3}[gradient]
-    expected = reference.layer_by_row(x, w, A["g"], format8, wgrad)
-    sums = reference.layer_by_row(*map(np.abs, (x, w, A["g"])), format8, wgrad)
-    assert (y.dtype, dx.dtype, dw.dtype) == (jnp.bfloat16, jnp.float32, jnp.float32)
-    tolerances = 2**-8, 2**-8, 1e-6  # of 16 bits twice, and of a sum in float32
-    for found, exact, whole, tolerance in zip((y, dx, dw), expected, sums, tolerances, strict=True):
-        error = np.abs(np.asarray(found, np.float64) - exact)
-        assert (error <= tolerance * whole).all()
 
 
 def test_an_outlier_costs_the_precision_of_its_row_alone():

@@ -1,7 +1,5 @@
 """`explain_compiled`: its report, alone and beside that of another program."""
 
-import json
-
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -39,14 +37,6 @@ def test_a_kernel_whose_inside_is_not_shown_counts_as_nothing_else():
     assert report.calls == ("tpu_custom_call",) * 2
     assert "2 opaque kernels: tpu_custom_call" in str(report)
     assert report.summary.startswith("jit_att on tpu: no products; 13 kernels, 0 only cast")
-
-
-def test_a_report_is_written_as_every_other_one(tmp_path):
-    report = explain_compiled(text_of("gpu_cudnn"))
-    data = json.loads(report.to_json(tmp_path / "report.json"))
-    assert data["products"][0]["kernel"] == "cudnn"
-    assert (data["product_flops"], data["cycles"]) == (report.product_flops, None)
-    assert "conv bfloat16 -> bfloat16" in str(report)
 
 
 def test_what_is_not_known_is_said():
@@ -95,19 +85,6 @@ def test_cycles_by_scope_and_kind():
     assert "cycles (estimate)" in said
     assert "the compiler's estimate, without asynchronous copies" in said
     assert all(len(line) <= 100 for line in said.splitlines())
-
-
-def test_layers_that_differ_in_a_number_are_one_scope_of_the_table():
-    lines = [
-        f'%{n} = f32[8]{{0}} negate(%x), metadata={{op_name="jit(f)/block_{n}/neg"}}, '
-        'backend_config={"window_config":{"estimated_cycles":"5"}}'
-        for n in range(3)
-    ]
-    text = module_of("%x = f32[8]{0} parameter(0)", *lines, "ROOT %y = f32[8]{0} bitcast(%0)")
-    report = explain_compiled(text)
-    assert [scope["other"] for scope in report.cycles_by_scope().values()] == [5, 5, 5]
-    (row,) = (line for line in str(report).splitlines() if "block_*" in line)
-    assert row.split() == ["15", "0", "0", "0", "15", "block_*"]
 
 
 # --- beside another program ---------------------------------------------------------------------

@@ -10,7 +10,6 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, explain
-from jmp_autocast.inspect.page.page import page_text
 from tests.support.html_pages import read_page
 
 from .test_links import gpt_block
@@ -90,15 +89,6 @@ def test_a_reason_has_links_to_its_text_and_to_producers(reports, name):
         assert page.first("dt", id=reason.text).text == reason.text == row.reason
         expected = {row.operand_rows[i] for i in row.cause_operands} - {None}
         assert {int(a.text.removeprefix("#")) for a in producers} == expected
-
-
-def test_tables_stand_before_the_equations():
-    tables = [("Kept", ("array", "bytes"), [("x<y", 1024)]), ("Empty", ("array",), [])]
-    page = read_page(page_text("f", "a summary", [("FLOPs", "12 k")], [], tables))
-    assert [h2.text for h2 in page.all("h2")] == ["Kept", "Equations", "Reasons"]
-    name, nbytes = page.all("td")
-    assert (name.text, name.classes) == ("x<y", [])
-    assert (nbytes.text, nbytes.classes) == ("1,024", ["number"])
 
 
 HOSTILE = [

@@ -2,8 +2,6 @@
 
 import functools
 
-import hypothesis
-import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -25,16 +23,14 @@ SCALE = 4.0
 # Gradients by tree. Those of 8 bits belong to float32 parameters.
 TREES = {
     "float16": {"w": "float16[3,2]", "b": "float16[2]"},
-    "bfloat16": ["bfloat16[5]", "bfloat16[]"],
-    "float32": {"w": "float32[2,3,2]", "none": None, "b": {"x": "float32[]"}},
     "float64": ("float64[3]", "float64[2,2]"),
-    "float8": {"a": "float8_e4m3fn[4]", "b": "float8_e5m2[2]"},
     "mixed": {
         "f": "float32[2]",
         "h": "float16[2,1]",
         "b": "bfloat16[3]",
         "z": "complex64[2]",
         "q": "float8_e5m2[2]",
+        "r": "float8_e4m3fn[]",
         "empty": "float16[0,3]",
         "i": "int32[3]",
         "zero": "float0[2]",
@@ -121,62 +117,36 @@ def bad_values(dtype):
     return [np.nan, *([np.inf, -np.inf] if has_infinity else [])]
 
 
-@st.composite
-def faults(draw):
-    """A tree, a way to skip, a step, and which values to plant in which elements at that step."""
-    name = draw(st.sampled_from(sorted(TREES)))
-    leaves = jax.tree.leaves(tree_of(name, 0, parameter=False))
-    inexact = [
-        i
-        for i, leaf in enumerate(leaves)
-        if leaf.size and leaf.dtype != jax.dtypes.float0 and leaf.dtype.kind != "i"
-    ]
-    chosen = draw(st.lists(st.sampled_from(inexact), min_size=1, max_size=3, unique=True))
-    plan = [
-        (
-            index,
-            draw(st.integers(0, leaves[index].size - 1)),
-            draw(st.sampled_from(bad_values(leaves[index].dtype))),
-        )
-        for index in chosen
-    ]
-    return name, draw(st.sampled_from(WAYS)), draw(st.integers(0, 3)), plan
-
-
-def planted(grads, plan):
+def planted(grads):
+    """The gradients with one bad value in the last element of one leaf, in each way."""
     leaves, structure = jax.tree.flatten(grads)
-    for index, element, value in plan:
-        leaves[index] = np.array(leaves[index])
-        leaves[index].reshape(-1)[element] = value
-    return jax.tree.unflatten(structure, leaves)
+    for i, leaf in enumerate(leaves):
+        if leaf.size and leaf.dtype != jax.dtypes.float0 and leaf.dtype.kind != "i":
+            for value in bad_values(leaf.dtype):
+                bad = np.array(leaf)
+                bad.reshape(-1)[-1] = value
+                yield jax.tree.unflatten(structure, [*leaves[:i], bad, *leaves[i + 1 :]])
 
 
-@hypothesis.settings(max_examples=200)
-@hypothesis.given(faults())
-def test_a_planted_fault_changes_no_bit(fault):
-    name, way, bad_step, plan = fault
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", TREES)
+def test_a_planted_fault_changes_no_bit(name, way):
     init, step = compiled(name, way)
     with jax.enable_x64(name == "float64"):
         params = tree_of(name, 100, parameter=True)
-        state = init(params)
-        for n in range(bad_step):
-            params, state = step(params, state, good_gradients(name, n))
-        before = bits((params, state.inner_state))
-
-        bad = planted(good_gradients(name, bad_step), plan)
-        params, skipped = step(params, state, bad)
-        assert bits((params, skipped.inner_state)) == before
-        assert bool(step_skipped(skipped))
-        assert int(skipped_steps(skipped)) == 1
-        assert float(loss_scale(skipped)) == SCALE / 2
-
-        # What follows is what would have followed without the bad step.
-        good = good_gradients(name, bad_step + 1)
-        with_fault = step(params, skipped._replace(loss_scale=state.loss_scale), good)
+        params, state = step(params, init(params), good_gradients(name, 0))
+        good = good_gradients(name, 1)
         without = step(params, state, good)
-        assert bits(with_fault) == bits(without)
-        assert bits(with_fault[0]) != bits(params)
-        assert not step_skipped(with_fault[1])
+        assert bits(without[0]) != bits(params)
+        for bad in planted(good):
+            after, skipped = step(params, state, bad)
+            assert bits((after, skipped.inner_state)) == bits((params, state.inner_state))
+            assert bool(step_skipped(skipped))
+            assert int(skipped_steps(skipped)) == 1
+            assert float(loss_scale(skipped)) == SCALE / 2
+            # What follows is what would have followed without the bad step.
+            with_fault = step(after, skipped._replace(loss_scale=state.loss_scale), good)
+            assert bits(with_fault) == bits(without)
 
 
 @pytest.mark.parametrize(

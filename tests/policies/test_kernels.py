@@ -168,47 +168,6 @@ def test_static_arguments_and_kernels_in_kernels():
     assert set(seen) == {"float32"}
 
 
-# --- other kernels ----------------------------------------------------------------------------
-
-
-def ffi(x):
-    kind = jax.ShapeDtypeStruct(x.shape, x.dtype)
-    return jax.ffi.ffi_call("my_target", kind)(x)
-
-
-def composite(x):
-    return jax.lax.composite(lambda x: x @ x, name="lib.product")(x)
-
-
-OTHERS = {"ffi_call": ffi, "composite": composite}
-
-
-@pytest.mark.parametrize(("primitive", "fn"), OTHERS.items(), ids=OTHERS)
-def test_other_kernels(primitive, fn):
-    low = autocast(lambda x: in_compute_dtype(fn)(x) + 1.0, policy=BF16)
-    jaxpr = trace(low, X[0])
-    (call,) = find(jaxpr, primitive)
-    assert set(dtypes([*call.invars, *call.outvars])) == {"bfloat16"}
-    assert jaxpr.out_avals[0].dtype == jnp.float32
-
-
-def test_a_partitioned_function():
-    from jax.experimental.custom_partitioning import custom_partitioning
-
-    @custom_partitioning
-    def partitioned(x):
-        return x * 2
-
-    partitioned.def_partition(
-        infer_sharding_from_operands=None, partition=None, sharding_rule="i j k -> i j k"
-    )
-    (call,) = find(
-        trace(autocast(in_compute_dtype(partitioned), policy=BF16), X),
-        "custom_partitioning",
-    )
-    assert dtypes(call.invars) == ("bfloat16",)
-
-
 # --- what refuses -----------------------------------------------------------------------------
 
 

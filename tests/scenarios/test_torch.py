@@ -7,7 +7,7 @@ its number in their order. The others stand elsewhere:
   ``test_autocast_banned``: ``plan/test_near_one.py``.
 * 8, spellings: ``policies/test_policies.py``; 15 to 18, errors, and what they leave behind:
   `bad_input`.
-* 10, ``test_autocast_rnn``: cells of Haiku, Linen and Equinox in `third_party`.
+* 10, ``test_autocast_rnn``: cells of Haiku and Linen in `third_party`.
 * 21 and 24 to 29, uses of a weight and its one cast: ``derivatives/test_source_views.py``; 28, in
   regions of two dtypes: ``loops/test_structural.py``.
 * 31 to 33: ``derivatives/test_custom_rules.py``, ``policies/test_scopes.py``,

@@ -18,27 +18,6 @@ def module_of(*lines, entry="...", before="", header=""):
     return f"HloModule test{header}\n{before}\nENTRY %main ({entry}) -> f32[] {{\n{body}\n}}\n"
 
 
-def text_that_converts():
-    """A module whose kernel `low` does nothing but convert, and whose `y` does more."""
-    computations = """
-%only (a: f32[8]) -> bf16[8] {
-  %a = f32[8]{0} parameter(0)
-  ROOT %c = bf16[8]{0} convert(%a)
-}
-%also (b: bf16[8]) -> f32[8] {
-  %b = bf16[8]{0} parameter(0)
-  %d = f32[8]{0} convert(%b)
-  ROOT %e = f32[8]{0} exponential(%d)
-}
-"""
-    return module_of(
-        "%x = f32[8]{0} parameter(0)",
-        "%low = bf16[8]{0} fusion(%x), kind=kLoop, calls=%only",
-        "ROOT %y = f32[8]{0} fusion(%low), kind=kLoop, calls=%also",
-        before=computations,
-    )
-
-
 def read(text):
     """A parsed module and what runs in it; of a conditional the branch of the largest results."""
     module = parse(text)

@@ -3,7 +3,6 @@
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from .program import Program, Table
 
@@ -41,24 +40,10 @@ def rotary_attention(modules, x):
     return attention(x, x, x, mask=mask, process_heads=heads)
 
 
-def unroll(modules, xs):
-    cell, out = modules
-
-    def step(state, x):
-        state = cell(x, state)
-        return state, out(state)
-
-    return lax.scan(step, jnp.zeros(5), xs)
-
-
 def token_model(modules, x):
     embed, norm, mlp = modules
     tokens = jnp.argsort(x, axis=1)
     return jax.vmap(jax.vmap(lambda t: mlp(norm(embed(t)))))(tokens)
-
-
-def checkpointed(mlp, x):
-    return jax.vmap(eqx.filter_checkpoint(mlp))(x)
 
 
 PROGRAMS |= {
@@ -71,12 +56,6 @@ PROGRAMS |= {
         5,
         12,
     ),
-    "gru cell": model(
-        lambda key: (eqx.nn.GRUCell(6, 5, key=key), eqx.nn.Linear(5, 2, key=key)), unroll, 5, 6
-    ),
-    "weight norm": model(
-        lambda key: eqx.nn.WeightNorm(eqx.nn.Linear(6, 3, key=key)), batched, 5, 6
-    ),
     "embedding, rms norm and mlp": model(
         lambda key: (
             eqx.nn.Embedding(6, 6, key=key),
@@ -86,8 +65,5 @@ PROGRAMS |= {
         token_model,
         2,
         6,
-    ),
-    "checkpointed mlp": model(
-        lambda key: eqx.nn.MLP(6, 3, 5, 2, jnp.tanh, key=key), checkpointed, 5, 6
     ),
 }

@@ -45,12 +45,8 @@ def scanned(layer):
 
 
 SEQUENCES = {
-    "scanned layers": lambda: scanned(Layer),
     "scanned layers, recomputed": lambda: scanned(nn.remat(Layer)),
     "gru": lambda: nn.RNN(nn.GRUCell(5)),
-    "attention with normalized queries": lambda: nn.MultiHeadDotProductAttention(
-        2, normalize_qk=True
-    ),
     "weight norm": lambda: nn.Sequential([nn.WeightNorm(nn.Dense(5)), nn.tanh, nn.PReLU()]),
     "dense general and einsum": lambda: nn.Sequential(
         [nn.DenseGeneral((2, 3)), nn.gelu, nn.Einsum((2, 3, 4), "abhd,hdc->abc")]
@@ -58,45 +54,6 @@ SEQUENCES = {
 }
 for _name, _make in SEQUENCES.items():
     PROGRAMS[_name] = layer(_make, 2, 5, 10)
-
-
-@PROGRAMS.add(grad=(0, 2))
-def spectral_norm(draw):
-    class Model(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            x = nn.SpectralNorm(nn.Dense(6))(x, update_stats=True)
-            return nn.SpectralNorm(nn.Dense(5))(jnp.tanh(x), update_stats=True)
-
-    def apply(params, stats, x):
-        variables = {"params": params, "batch_stats": stats}
-        return Model().apply(variables, x, mutable=["batch_stats"])
-
-    x = draw(6, 6)
-    variables = draw.filled(Model().init, KEY, x)
-    return apply, (variables["params"], variables["batch_stats"], x)
-
-
-@PROGRAMS.add()
-def residual_block_with_batch_norm(draw):
-    """A bottleneck block of the ImageNet example, in training."""
-
-    class Block(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            norm = lambda: nn.BatchNorm(use_running_average=False, momentum=0.9)
-            y = nn.silu(norm()(nn.Conv(5, (1, 1), use_bias=False)(x)))
-            y = nn.silu(norm()(nn.Conv(5, (3, 3), strides=2, use_bias=False)(y)))
-            y = norm()(nn.Conv(6, (1, 1), use_bias=False)(y))
-            residual = norm()(nn.Conv(6, (1, 1), 2, use_bias=False)(x))
-            return nn.Dense(3)(nn.silu(y + residual).mean((1, 2)))
-
-    def apply(params, stats, x):
-        return Block().apply({"params": params, "batch_stats": stats}, x, mutable=["batch_stats"])
-
-    x = draw(4, 6, 6, 5)
-    variables = draw.filled(Block().init, KEY, x)
-    return apply, (variables["params"], variables["batch_stats"], x)
 
 
 @PROGRAMS.add()

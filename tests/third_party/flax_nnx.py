@@ -1,6 +1,5 @@
 """Flax NNX: layers whose calls change their state, through the integration for NNX."""
 
-import jax.numpy as jnp
 from flax import nnx
 
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
@@ -77,40 +76,10 @@ class Lora(nnx.Module):
         return self.lora(nnx.gelu(self.base(x)).reshape(*x.shape[:2], 6))
 
 
-class Layers(nnx.Module):
-    """Blocks of one kind in a scan over their stacked parameters."""
-
-    def __init__(self, rngs):
-        @nnx.split_rngs(splits=2)
-        @nnx.vmap
-        def make(rngs):
-            return nnx.Linear(6, 6, rngs=rngs)
-
-        self.layers = make(rngs)
-
-    def __call__(self, x):
-        @nnx.scan
-        def step(h, layer):
-            return h + jnp.tanh(layer(h)), None
-
-        return step(x, self.layers)[0]
-
-
-class Tied(nnx.Module):
-    def __init__(self, rngs):
-        self.embed = nnx.Embed(7, 6, rngs=rngs)
-        self.norm = nnx.RMSNorm(6, rngs=rngs)
-
-    def __call__(self, x):
-        return self.embed.attend(self.norm(self.embed(jnp.argsort(x, axis=1))))
-
-
 PROGRAMS |= {
     "residual block": model(ResidualBlock, 3, 4, 4, 3),
     "attention with a cache": model(Decoder, 2, 1, 12),
     "low-rank adaptation": model(Lora, 2, 3, 6),
-    "layers in a scan": model(Layers, 3, 6),
-    "tied embedding": model(Tied, 2, 5),
     "spectral norm": model(
         lambda rngs: nnx.SpectralNorm(nnx.Linear(6, 5, rngs=rngs), rngs=rngs),
         5,

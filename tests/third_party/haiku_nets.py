@@ -22,11 +22,6 @@ def net(forward, *shape, **options):
     return Program(build, **{"grad": (0, 2), **options})
 
 
-def mobilenet(x):
-    model = hk.nets.MobileNetV1(strides=(1, 2), channels=(8, 12), num_classes=3)
-    return model(x, is_training=True)
-
-
 def quantized(x):
     """An encoder, a codebook with moving averages, and a decoder."""
     z = hk.Conv2D(6, 2, stride=2)(x)
@@ -46,20 +41,13 @@ def unrolled(make):
     return forward
 
 
-def stack(x):
-    """Layers of one kind in a scan."""
-    return hk.experimental.layer_stack(2)(lambda h: h + jnp.tanh(hk.Linear(6)(h)))(x)
-
-
 def depthwise(x):
     x = jnp.tanh(hk.DepthwiseConv2D(2, 3)(x))
     return hk.GroupNorm(2)(hk.SeparableDepthwiseConv2D(1, 5)(x))
 
 
 PROGRAMS |= {
-    "mobilenet": net(mobilenet, 3, 6, 6, 3),
     "vector quantizer": net(quantized, 2, 4, 4, 2),
     "lstm": net(unrolled(lambda: hk.LSTM(6)), 4, 2, 3),
-    "layer stack": net(stack, 3, 6),
     "depthwise convolutions": net(depthwise, 2, 4, 4, 2),
 }

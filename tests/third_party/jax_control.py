@@ -49,25 +49,6 @@ def fixed_point(w, x):
     return lax.custom_root(residual, jnp.zeros_like(x), solve, tangent_solve)
 
 
-def linear_solve(a, b):
-    def solve(matvec, b):
-        return jnp.linalg.solve(jax.jacobian(matvec)(b), b)
-
-    a = a + jnp.tanh(a @ a) / 8
-    h = a @ a.T + 2 * jnp.eye(len(a))
-    return lax.custom_linear_solve(lambda x: h @ x, b, solve, symmetric=True)
-
-
-def power_iteration(w, x):
-    def step(state):
-        i, v = state
-        v = w @ (w.T @ v) + v
-        return i + 1, v / jnp.linalg.norm(v)
-
-    v = lax.while_loop(lambda s: s[0] < 5, step, (0, x))[1]
-    return v, jnp.linalg.norm(w.T @ v)
-
-
 def newton(w, x):
     """Newton's method for a system of equations, in a while loop."""
 
@@ -93,19 +74,6 @@ def mapped(x, w):
     return lax.map(lambda row: jax.nn.softmax(jnp.tanh(row @ w) @ w.T), x, batch_size=2)
 
 
-def switched(x, w):
-    branches = [lambda h: jnp.tanh(h @ w), lambda h: h * 2, lambda h: jax.nn.softmax(h) @ w]
-
-    def step(h, i):
-        return lax.switch(i, branches, h), jnp.sum(h)
-
-    return lax.scan(step, x, jnp.array([0, 2, 1, 0]))
-
-
-def differentiable_loop(w, x):
-    return lax.fori_loop(0, 3, lambda i, h: jnp.tanh(h @ w) * (1 + i / 4) + h, x)
-
-
 def sinkhorn(x, y, w):
     """Entropic optimal transport between two clouds of points."""
     x, y = jnp.tanh(x @ w), jnp.tanh(y @ w)
@@ -115,27 +83,6 @@ def sinkhorn(x, y, w):
         g = -jax.nn.logsumexp(f[:, None] - cost, axis=0)
         f = -jax.nn.logsumexp(g - cost, axis=1)
     return jnp.exp(f[:, None] + g - cost)
-
-
-def conditional_random_field(scores, w, transitions):
-    emissions = scores @ w
-
-    def step(alpha, emission):
-        alpha = jax.nn.logsumexp(alpha[:, None] + transitions, axis=0) + emission
-        return alpha, None
-
-    return jax.nn.logsumexp(lax.scan(step, emissions[0], emissions[1:])[0])
-
-
-def implicit_gradient_descent(w, x, y):
-    """Adaptation inside of a loss, as in model-agnostic meta-learning: a gradient of gradients."""
-
-    def inner(w):
-        return jnp.mean((jnp.tanh(x @ w) - y) ** 2)
-
-    for _ in range(2):
-        w = w - 0.5 * jax.grad(inner)(w)
-    return inner(w)
 
 
 def physics_informed(w, v, t):
@@ -166,16 +113,10 @@ def adam_in_a_scan(w, x):
 PROGRAMS |= {
     "odeint": of_arrays(ode, (6, 6), (6,), (2, 6), solver=ODE),
     "custom root": of_arrays(fixed_point, (6, 6), (6,)),
-    "custom linear solve": of_arrays(linear_solve, (6, 6), (6,)),
-    "power iteration": of_arrays(power_iteration, (6, 5), (6,), mode="jvp"),
     "newton in a while loop": of_arrays(newton, (6, 6), (6,), mode="jvp"),
     "associative scan": of_arrays(linear_recurrence, (2, 6, 6), (6, 5), (5, 2), (5,)),
     "map in batches": of_arrays(mapped, (5, 6), (6, 5)),
-    "switch in a scan": of_arrays(switched, (2, 6), (6, 6)),
-    "fori loop": of_arrays(differentiable_loop, (6, 6), (2, 6)),
     "sinkhorn": of_arrays(sinkhorn, (4, 6), (5, 6), (6, 6)),
-    "conditional random field": of_arrays(conditional_random_field, (5, 6), (6, 4), (4, 4)),
-    "meta-learning": of_arrays(implicit_gradient_descent, (6, 5), (5, 6), (5, 5)),
     "physics-informed network": of_arrays(physics_informed, (1, 6), (6,), (5,)),
     "adam in a scan": of_arrays(adam_in_a_scan, (6,), (5, 6)),
 }

@@ -10,11 +10,11 @@ from .program import Program, Table
 PROGRAMS = Table()
 
 
-def of_arrays(fn, *shapes, positive=False, **options):
+def of_arrays(fn, *shapes, **options):
     """A program of random arrays of these shapes; all are differentiated."""
 
     def build(draw):
-        return fn, tuple((draw.positive if positive else draw)(*shape) for shape in shapes)
+        return fn, tuple(draw(*shape) for shape in shapes)
 
     return Program(build, **{"grad": tuple(range(len(shapes))), **options})
 
@@ -25,24 +25,6 @@ def of_arrays(fn, *shapes, positive=False, **options):
 def incomplete_functions(x, w):
     y = jax.nn.sigmoid(x @ w)
     return jsp.special.betainc(2.0, 3.0, y), jsp.special.gammainc(1.5, 2 * y)
-
-
-def densities(x, w):
-    y = x @ w
-    return {
-        "normal": jsp.stats.norm.logpdf(y, 0.5, 2.0),
-        "student": jsp.stats.t.logpdf(y, 3.0),
-        "laplace": jsp.stats.laplace.logpdf(y),
-        "gamma": jsp.stats.gamma.logpdf(jnp.exp(y), 2.0),
-        "beta": jsp.stats.beta.logpdf(jax.nn.sigmoid(y), 2.0, 3.0),
-        "cauchy": jsp.stats.cauchy.logpdf(y),
-        "truncated": jsp.stats.truncnorm.logpdf(jnp.tanh(y), -1.5, 1.5),
-        "logistic": jsp.stats.logistic.sf(y),
-    }
-
-
-def power_spectrum(x, w):
-    return jsp.signal.welch(x @ w, nperseg=8)[1]
 
 
 def short_time(x, w):
@@ -56,13 +38,11 @@ def sampled(x, w, points):
 
 PROGRAMS |= {
     "incomplete functions": of_arrays(incomplete_functions, (2, 6), (6, 4)),
-    "densities": of_arrays(densities, (2, 6), (6, 4)),
     "signal convolution": of_arrays(
         lambda x, k: (jsp.signal.convolve2d(x, k), jsp.signal.fftconvolve(x, k, mode="same")),
         (6, 6),
         (3, 3),
     ),
-    "welch": of_arrays(power_spectrum, (2, 6), (6, 32)),
     "short-time fourier": of_arrays(short_time, (2, 6), (6, 32)),
     "map coordinates": of_arrays(sampled, (4, 6), (6, 5), (7,)),
 }
@@ -101,14 +81,6 @@ PROGRAMS |= {
     "convolve and polyval": of_arrays(
         lambda x, k: jnp.polyval(k, jnp.convolve(x, k, mode="same") / 3), (9,), (6,)
     ),
-    "kronecker and outer": of_arrays(
-        lambda a, b: jnp.tanh(jnp.kron(a, b) @ jnp.outer(b.ravel(), a.ravel())), (2, 4), (4, 2)
-    ),
-    "trapezoid and gradient": of_arrays(
-        lambda x, w: jnp.trapezoid(jnp.gradient(jnp.sin(x @ w), 0.1, axis=0), dx=0.1, axis=0),
-        (6, 6),
-        (6, 2),
-    ),
 }
 
 # --- jax.nn, jax.image, jax.ops, sparse arrays, random samples --------------------------------
@@ -145,22 +117,6 @@ def sparse_product(x, w):
     return jnp.tanh(matrix @ w) @ w.T
 
 
-def gates(x, w):
-    y = x @ w
-    return {
-        "softmax": jax.nn.softmax(y, where=y > -1),
-        "squareplus": jax.nn.squareplus(y),
-        "mish": jax.nn.mish(y),
-        "celu": jax.nn.celu(y),
-        "selu": jax.nn.selu(y),
-        "gelu": jax.nn.gelu(y, approximate=False),
-        "log_sigmoid": jax.nn.log_sigmoid(y),
-        "standardize": jax.nn.standardize(y),
-        "logmeanexp": jax.nn.logmeanexp(y, axis=-1),
-        "soft sign": jax.nn.soft_sign(y),
-    }
-
-
 PROGRAMS |= {
     "dot product attention": of_arrays(
         attention, (2, 5, 2, 8), (2, 5, 2, 8), (2, 5, 2, 8), (2, 2, 5, 5)
@@ -171,5 +127,4 @@ PROGRAMS |= {
     "graph messages": of_arrays(message_passing, (4, 6), (6, 6), (5, 6)),
     "image resize": of_arrays(resized, (2, 4, 4, 6), (6, 2)),
     "sparse product": of_arrays(sparse_product, (8,), (5, 6)),
-    "activations": of_arrays(gates, (3, 6), (6, 6)),
 }

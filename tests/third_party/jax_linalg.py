@@ -68,7 +68,6 @@ PROGRAMS |= {
     "eigh": of_matrices(spectrum),
     "svd": of_matrices(low_rank, rows=7),
     "solve": of_matrices(jnp.linalg.solve, (2, 6, 3), batch=(2,)),
-    "lstsq": of_matrices(lambda h, b: jnp.linalg.lstsq(h, b)[0], (7, 2), rows=7),
     "qr": of_matrices(lambda h: jnp.linalg.qr(h)[0], rows=7),
     "pinv": of_matrices(jnp.linalg.pinv, rows=7),
     "det and inv": of_matrices(lambda h: (jnp.linalg.det(h), jnp.linalg.inv(h))),
@@ -77,9 +76,7 @@ PROGRAMS |= {
     ),
     "multi dot": of_matrices(lambda a, b, c: jnp.linalg.multi_dot([a, b, c]), (6, 5), (5, 5)),
     "expm": of_matrices(lambda h: linalg.expm(h / 4)),
-    "cho solve": of_matrices(lambda h, b: linalg.cho_solve(linalg.cho_factor(gram(h)), b), (6, 2)),
     "lu solve": of_matrices(lambda h, b: linalg.lu_solve(linalg.lu_factor(h), b, trans=1), (6, 2)),
-    "polar": of_matrices(lambda h: linalg.polar(h, method="svd")[0]),
     "conjugate gradient": of_matrices(conjugate_gradient, (6,)),
     "tridiagonal solve": of_matrices(tridiagonal, (6, 2)),
 }

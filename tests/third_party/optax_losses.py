@@ -1,4 +1,4 @@
-"""optax: losses of a linear model's outputs, projections, and steps of its transformations."""
+"""optax: losses of a linear model's outputs, and projections."""
 
 import jax
 import jax.numpy as jnp
@@ -35,12 +35,9 @@ def hessian_of_loss(z):
 
 LOSSES = {
     "poly": lambda z: optax.losses.poly_loss_cross_entropy(z, ONE_HOT, epsilon=1.5),
-    "smoothed labels": lambda z: optax.softmax_cross_entropy(z, optax.smooth_labels(ONE_HOT, 0.1)),
-    "multiclass sparsemax": lambda z: optax.losses.multiclass_sparsemax_loss(z, LABELS),
     "binary sparsemax": lambda z: optax.losses.sparsemax_loss(z, ONE_HOT),
     "generalized kl": lambda z: optax.losses.generalized_kl_divergence(z, ONE_HOT + 0.1),
     "hinge": lambda z: optax.losses.multiclass_hinge_loss(z, LABELS),
-    "safe softmax": lambda z: optax.safe_softmax_cross_entropy(z, ONE_HOT),
     "triplet": triplet,
     "contrastive": contrastive,
     "ranking": lambda z: optax.losses.ranking_softmax_loss(z, SIGNS),
@@ -51,18 +48,3 @@ LOSSES = {
     "ball projection": lambda z: optax.projections.projection_l2_ball(z, 1.5),
 }
 PROGRAMS |= {name: of_logits(loss) for name, loss in LOSSES.items()}
-
-
-@PROGRAMS.add(grad=(0,))
-def clipped_and_decayed_updates(draw):
-    """Gradients through a chain of transformations."""
-    tx = optax.chain(
-        optax.clip_by_global_norm(0.5), optax.scale_by_rms(), optax.add_decayed_weights(0.1)
-    )
-
-    def step(w, x):
-        grads = jax.grad(lambda w: jnp.mean(jnp.tanh(x @ w) ** 2))(w)
-        updates, _ = tx.update(grads, tx.init(w), w)
-        return jnp.sum(jnp.tanh(x @ optax.apply_updates(w, updates)) ** 2)
-
-    return step, (draw(5, 3), draw(6, 5))

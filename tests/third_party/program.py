@@ -66,12 +66,6 @@ class Draw:
     def integers(self, high, *shape):
         return jax.device_put(np.asarray(self.rng.integers(0, high, size=shape), np.int32))
 
-    def spd(self, *shape):
-        """Symmetric positive definite matrices of condition number below 10."""
-        x = self.rng.normal(size=(*shape, shape[-1]))
-        x = x @ np.swapaxes(x, -1, -2) / shape[-1]
-        return float32(x + np.eye(shape[-1]))
-
     def filled(self, init, *args):
         """What an initialization returns, with weights of its shapes: without compiling it."""
         return self.arrays(jax.eval_shape(init, *args))

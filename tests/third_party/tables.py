@@ -1,7 +1,6 @@
 """All programs, by source."""
 
 from . import (
-    diffrax_solves,
     equinox_layers,
     flax_linen,
     flax_nnx,
@@ -18,7 +17,6 @@ SOURCES = {
     "haiku": haiku_nets,
     "equinox": equinox_layers,
     "optax": optax_losses,
-    "diffrax": diffrax_solves,
     "linalg": jax_linalg,
     "jax": jax_functions,
     "control": jax_control,

@@ -10,6 +10,7 @@ from jax import lax
 from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
 
 from jmp_autocast import FP16, Policy, autocast
+from jmp_autocast.interpreters.plan import constant_range
 from tests.support.jaxprs import assert_dots_run_in, find
 from tests.support.numerics import assert_trees_close
 
@@ -185,6 +186,15 @@ def test_collectives(name, check_vma):
     sums = find(found.jaxpr, "psum", "psum_invariant", "reduce_scatter")
     assert all(v.aval.dtype == jnp.float32 for eqn in sums for v in eqn.invars)
     assert_trees_close(found.lower().compile()(weights, x), expected, 4e-2)
+
+
+def test_what_no_process_holds_as_a_whole_is_not_searched_for_its_range(monkeypatch):
+    """The numbers of an array that is spread over processes cannot be fetched."""
+    weight, bias = (jnp.asarray(np.random.default_rng(k).random((16, 16))) for k in range(2))
+    fn = autocast(lambda x: x @ weight * bias, jnp.bfloat16)
+    monkeypatch.setattr(type(bias), "is_fully_addressable", False)
+    monkeypatch.setattr(constant_range, "ConstantRange", lambda array: pytest.fail("searched"))
+    assert_dots_run_in("bfloat16", jax.make_jaxpr(fn)(jax.ShapeDtypeStruct((16, 16), jnp.float32)))
 
 
 # --- FSDP: what travels between devices is 16 bits
