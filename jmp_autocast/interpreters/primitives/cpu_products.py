@@ -11,7 +11,6 @@ another layout is transposed first, and barriers keep XLA from merging transpose
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,16 +18,13 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from ..compat import Jaxpr, JaxprEqn, aval_of, inlined
+from ..compat import Jaxpr, JaxprEqn, aval_of
 
 # YNNPACK refuses vectors. A second row of zeros costs nothing, and reads the matrix in 16 bits
 # where XLA would make a float32 copy of it: 0.20 ms for 0.57 ms, 512 x 2048.
 _ROWS = 2
 
 
-# Equal products are traced once: traced at each lowering, they were a quarter of that of a GPT of
-# 12 layers, 109 of 417 thousand calls of Python functions (seconds: `benchmarks/trace_time.py`).
-@functools.partial(inlined, static_argnames=("dimension_numbers", "dtype", "exchanged"))
 def product(
     lhs: Any, rhs: Any, dimension_numbers: Any, dtype: Any, *, exchanged: bool = False
 ) -> Any:
