@@ -47,11 +47,10 @@ def _is_requested(eqn: JaxprEqn, plan: EquationPlan) -> bool:
 
 
 def _is_wide_kernel(eqn: JaxprEqn, plan: EquationPlan) -> bool:
-    is_wide = any(
+    return kernel_flops(eqn) > 0 and any(
         dtype == FLOAT32 and is_array_aval(v.aval) and aval_of(v).dtype == FLOAT32
         for v, dtype in zip(eqn.invars, plan.reads, strict=True)
     )
-    return is_wide and kernel_flops(eqn) > 0
 
 
 @dataclasses.dataclass(frozen=True)

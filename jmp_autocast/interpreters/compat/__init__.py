@@ -186,9 +186,9 @@ def bound(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
     return list(made) if eqn.primitive.multiple_results else [made]
 
 
-def inlined(function: Callable, static_argnames: Sequence[str] = ()) -> Callable:
+def inlined(function: Callable) -> Callable:
     """Returns a jitted function whose calls leave no equation of their own in a jaxpr."""
-    return jax.jit(function, static_argnames=static_argnames, inline=_INLINE)
+    return jax.jit(function, inline=_INLINE)
 
 
 def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list[Any]]:

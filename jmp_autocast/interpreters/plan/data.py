@@ -71,6 +71,10 @@ class ValueState:
     marks: Marks = NONE
     is_widened: bool = False
 
+    def __hash__(self) -> int:
+        # States are hashed for each equation; few differ in their other fields alone.
+        return hash((self.dtype, self.known_value))
+
     @property
     def is_computed(self) -> bool:
         """Whether it is a float that an equation computes."""

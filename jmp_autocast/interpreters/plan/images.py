@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, body_of
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
-from .marks import Marks, Memo, given_to, marks_of, moved_in, of
+from .marks import AllMarks, Marks, Memo, given_to, marks_of, moved_in, of
 from .symbolic_sizes import at_least, element_count
 
 
@@ -36,9 +36,9 @@ ITSELF = Made(0)
 Images: TypeAlias = Mapping[Any, Mapping[Any, Made]]
 
 _CONTRACTS = having("contracts")
-_MOVES = (
-    having("moves") | having("joins") | {"convert_element_type", "neg", "reduce_window_sum", "div"}
-)
+_JOINS = having("joins")
+_MOVES = having("moves") | _JOINS | {"convert_element_type", "neg", "reduce_window_sum", "div"}
+_MULTIPLIES = _CONTRACTS | {"mul"}
 _MOST = 8
 
 
@@ -58,7 +58,7 @@ def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
     for eqn in jaxpr.eqns:
         if is_call(eqn):
             found.update(_returned(eqn, given_to(eqn, marks, moved), found, memo))
-        elif made := _of_result(eqn, of(marks, eqn.invars), found):
+        elif made := _of_result(eqn, marks, found):
             found.update(dict.fromkeys(eqn.outvars, made))
     memo[key] = found
     return found
@@ -90,15 +90,14 @@ def cancelled(eqn: JaxprEqn, made: Sequence[Marks], images: Images) -> list[Atom
     return found
 
 
-def _of_result(eqn: JaxprEqn, made: Sequence[Marks], images: Images) -> Mapping[Any, Made]:
+def _of_result(eqn: JaxprEqn, marks: AllMarks, images: Images) -> Mapping[Any, Made]:
     name = eqn.primitive.name
-    of_each = [image_of(v, images) for v in eqn.invars]
     if name in _MOVES:
-        first = of_each if name in having("joins") else of_each[:1]
+        first = [image_of(v, images) for v in (eqn.invars if name in _JOINS else eqn.invars[:1])]
         return {} if len(first) > _MOST else {v: m for image in first for v, m in image.items()}
-    if name not in _CONTRACTS | {"mul"}:
+    if name not in _MULTIPLIES:
         return {}
-    (a, b), (ma, mb) = of_each[:2], made[:2]
+    (a, b), (ma, mb) = [image_of(v, images) for v in eqn.invars[:2]], of(marks, eqn.invars[:2])
     if name == "mul":
         if _is_number(eqn.invars[0], ma):
             return b

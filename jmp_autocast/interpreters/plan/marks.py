@@ -178,7 +178,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         elif eqn.primitive.name in _CONTRACTS:
             found = [_of_contraction(eqn, made, moved)]
         else:
-            found = [_of_result(eqn, made)] * len(eqn.outvars)
+            found = [_of_equal(eqn, made, memo)] * len(eqn.outvars)
         if all([m.fixed for m in made]):
             found = [m._replace(fixed=True) for m in found]
         marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
@@ -195,8 +195,8 @@ def _of_number(literal: Literal) -> Marks:
     val, dtype = literal.val, aval_of(literal).dtype
     if not (jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b") or np.iscomplexobj(val):
         return NUMBER
-    val = np.asarray(val, np.float64)
-    return WHOLE_NUMBER if np.all(np.isfinite(val) & (np.rint(val) == val)) else NUMBER
+    is_whole = all([float(x).is_integer() for x in np.ravel(val)])
+    return WHOLE_NUMBER if is_whole else NUMBER
 
 
 def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, Atom]:
@@ -384,6 +384,21 @@ def _of_counting(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks | None:
         return Marks(bound=made[0].bound, fallen=made[0].bound < 0, whole=made[0].whole)
     is_nan = name == "ne" and eqn.invars[0] is eqn.invars[1]
     return IS_NAN if is_nan else None
+
+
+def _of_equal(eqn: JaxprEqn, made: Sequence[Marks], memo: Memo) -> Marks:
+    """Returns the marks of results, once for equal equations on operands of equal marks."""
+    operands = [_sign(v) if isinstance(v, Literal) else None for v in eqn.invars]
+    is_same = len(eqn.invars) > 1 and eqn.invars[0] is eqn.invars[1]
+    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
+    key = (eqn.primitive, is_same, *operands, *avals, *made, *eqn.params.values())
+    try:
+        found = memo.get(key)
+    except TypeError:  # a parameter without a hash
+        return _of_result(eqn, made)
+    if found is None:
+        found = memo[key] = _of_result(eqn, made)
+    return found
 
 
 def _of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:

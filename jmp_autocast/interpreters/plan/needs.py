@@ -15,7 +15,7 @@ import numpy as np
 
 from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy, Policy
 from ...policies.registry import registered_rules
-from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of, variables_in
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of
 from ..primitives.reading import (
     casts_to_integer,
     exponent,
@@ -105,6 +105,7 @@ _LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_
 _LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
 _LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
 _MOVES = having("moves")
+_NEAR_SUMS = _SUMS | _MOVES
 _ONLY_MOVES = _MOVES | having("joins")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
@@ -435,8 +436,9 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
     promoted, needs = memo.get("promoted", ()), {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
-        for v in variables_in(atoms):
-            needs[v] = needs.get(v, NOTHING) | need
+        for v in atoms:
+            if not isinstance(v, Literal):
+                needs[v] = needs.get(v, NOTHING) | need
 
     for v, need in zip(jaxpr.outvars, outputs, strict=True):
         if need:
@@ -459,13 +461,14 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
                 passed &= ~row.need
         if passed:
             add(eqn.invars, passed)
-        if name not in _SUMS | _MOVES:
+        if name not in _NEAR_SUMS:
             add(eqn.invars, Need.BEYOND_SUMS)
         if name not in _ONLY_MOVES:
             add(eqn.invars, Need.COMPUTED)
-        at = At(eqn, of(marks, eqn.invars), of_results, makers, moved, images)
-        for row in _ASKED.get(name, ()):
-            add(row.operands(at), row.need)
+        if rows := _ASKED.get(name):
+            at = At(eqn, of(marks, eqn.invars), of_results, makers, moved, images)
+            for row in rows:
+                add(row.operands(at), row.need)
     memo[key] = needs
     return needs
 

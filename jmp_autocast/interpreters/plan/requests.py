@@ -92,13 +92,12 @@ def _all_readers(it: Maker) -> Want | None:
     stream of a ViT took over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
     """
     demand = it.reads.demand
-    differs = demand is not Demand.of(it.plan.results[0].dtype)
-    is_moved = it.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
-    if demand is Demand.FULL and is_moved:
+    if demand not in (Demand.LOW, Demand.FULL):
         return None
-    if demand in (Demand.LOW, Demand.FULL) and differs:
-        return it.asks(demand, it.reads.first)
-    return None
+    if demand is Demand.of(it.plan.results[0].dtype):
+        return None
+    is_moved = it.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
+    return None if demand is Demand.FULL and is_moved else it.asks(demand, it.reads.first)
 
 
 def _one_full_reader(it: Maker) -> Want | None:
@@ -108,13 +107,13 @@ def _one_full_reader(it: Maker) -> Want | None:
     So is a tanh with ``log(1 - y * y)`` in a loss, and ``y`` in the next layer: the loss was 22 %
     off in bfloat16. A sum with a source may be larger than its other summand.
     """
+    if not it.reads.first_full or it.reads.demand is Demand.FULL:
+        return None
     loses = it.name == "sub" and bool(it.need & Need.POLE)
     loses |= it.name in _SATURATES and bool(it.need & LOST)
     # At level "compute" no source raises its sum, as with `dtype=` by hand.
     loses |= it.name in _SUMS and not it.at.policy.data_abstains and _adds_a_source(it)
-    if loses and it.reads.first_full and it.reads.demand is not Demand.FULL:
-        return it.asks(Demand.FULL, it.reads.first_full)
-    return None
+    return it.asks(Demand.FULL, it.reads.first_full) if loses else None
 
 
 def _adds_a_source(it: Maker) -> bool:

@@ -11,7 +11,6 @@ another layout is transposed first, and barriers keep XLA from merging transpose
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -19,16 +18,13 @@ from typing import Any, NamedTuple
 import jax
 from jax import lax
 
-from ..compat import Jaxpr, JaxprEqn, aval_of, inlined
+from ..compat import Jaxpr, JaxprEqn, aval_of
 
 # YNNPACK refuses vectors. A second row of zeros costs nothing, and reads the matrix in 16 bits
 # where XLA would make a float32 copy of it: 0.20 ms for 0.57 ms, 512 x 2048.
 _ROWS = 2
 
 
-# Equal products are traced once: traced at each lowering, they were a quarter of that of a GPT of
-# 12 layers, 109 of 417 thousand calls of Python functions (seconds: `benchmarks/trace_time.py`).
-@functools.partial(inlined, static_argnames=("dimension_numbers", "dtype", "exchanged"))
 def product(
     lhs: Any, rhs: Any, dimension_numbers: Any, dtype: Any, *, exchanged: bool = False
 ) -> Any:
@@ -62,21 +58,21 @@ def _multiplied(left: _Side, right: _Side, dtype: Any) -> Any:
     # The right operand may have its summed dimension first, or last.
     by_rows = right.stands(right.batch, right.rows, right.summed)
     groups = (right.rows, right.summed) if by_rows else (right.summed, right.rows)
-    a = left.arranged(left.batch, left.rows, left.summed)
-    b = right.arranged(right.batch, *groups)
+    batches = [(side.batch,) if side.batch.dims else () for side in (left, right)]
+    a = left.arranged(*batches[0], left.rows, left.summed)
+    b = right.arranged(*batches[1], *groups)
     rows, columns = left.rows.size, right.rows.size
+    last, batch = a.ndim - 1, tuple(range(a.ndim - 2))
     if rows == 1 < columns:
-        a = _padded(a, 1)
+        a = _padded(a, last - 1)
     if columns == 1 < rows:
-        b = _padded(b, 1 if by_rows else 2)
-    if not left.batch.dims:
-        a, b = a[0], b[0]
-    last, batch = a.ndim - 1, (0,) if left.batch.dims else ()
+        b = _padded(b, last - 1 if by_rows else last)
     numbers = (((last,), (last if by_rows else last - 1,)), (batch, batch))
-    # The row of padding is sliced off.
-    out = lax.dot_general(a, b, numbers, preferred_element_type=dtype)[..., :rows, :columns]
+    out = lax.dot_general(a, b, numbers, preferred_element_type=dtype)
+    if out.shape[-2:] != (rows, columns):
+        out = out[..., :rows, :columns]  # The row of padding is sliced off.
     shape = (*left.batch.lengths, *left.rows.lengths, *right.rows.lengths)
-    return lax.optimization_barrier(out).reshape(shape)
+    return lax.reshape(lax.optimization_barrier(out), shape)
 
 
 class _Group(NamedTuple):
@@ -128,7 +124,7 @@ class _Side(NamedTuple):
         order = [i for g in groups for i in g.dims]
         sizes = [g.size for g in groups]
         moved = self.array if self.stands(*groups) else lax.transpose(self.array, order)
-        return lax.optimization_barrier(moved.reshape([1, *sizes])).reshape(sizes)
+        return lax.reshape(lax.optimization_barrier(lax.reshape(moved, (1, *sizes))), sizes)
 
 
 def _padded(x: Any, dimension: int) -> Any:

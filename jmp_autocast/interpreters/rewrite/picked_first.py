@@ -84,8 +84,7 @@ class _Picking:
         self._rounded: dict[Any, Any] = {}
         for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
             self._states.update(zip(eqn.outvars, of.results, strict=True))
-            if is_elementwise(eqn) and _is_float32(of):
-                self._makers[eqn.outvars[0]] = eqn, of
+            self._makers.update(dict.fromkeys(eqn.outvars, (eqn, of)))
             if k in places:
                 self._pick(eqn, of)
             else:
@@ -124,6 +123,8 @@ class _Picking:
             return v
         if v not in found:
             eqn, plan = self._makers.get(v, (None, of))
+            if eqn is not None and not (is_elementwise(eqn) and _is_float32(plan)):
+                eqn = None
             if eqn is not None and passes_picks(eqn):
                 operands = [self._element(pick, of, operand, found) for operand in eqn.invars]
                 found[v] = self._variable(pick, v, plan.results[0])

@@ -100,6 +100,9 @@ def repeated_lines(
     if len(of_plans) > 0.75 * len(plans):
         return plan.jaxpr, plans
     of_plans = {i: _plan_key(*of, rule_of) for i, of in of_plans.items()}
+    # Small keys, because each equation's is hashed with its line.
+    numbers = {key: n for n, key in enumerate(of_plans.values()) if key is not None}
+    of_plans = {i: numbers.get(key) for i, key in of_plans.items()}
     found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
     counts = Counter(one.key for one in found)
     lines: dict[Hashable, Line | None] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -121,6 +122,8 @@ class Rewriter(KeepsValues):
     label: Callable[[EquationPlan], str] | None = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
+    # The ids of plans of one equation alone: JAX differentiates it once in any case.
+    once: set[int] = dataclasses.field(default_factory=set, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
         """Runs a planned program, any value of which derivative rules may close over.
@@ -167,6 +170,7 @@ class Rewriter(KeepsValues):
             often, jaxpr, steps = read_often(picked), picked.jaxpr, picked.equations
             if not is_flat:
                 jaxpr, steps = repeated_lines(picked, often, self.closed_over.rule_of)
+                self.once.update(i for i, n in Counter(map(id, steps)).items() if n == 1)
             self.memo[key] = jaxpr, steps, often
         jaxpr, steps, often = self.memo[key]
         held = list(map(Value.of, consts, plan.consts))
@@ -306,7 +310,8 @@ class Rewriter(KeepsValues):
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
-        out = (bind if eqn.effects else bind_cached)(eqn.primitive, arrays, params)
+        is_plain = eqn.effects or id(plan) in self.once
+        out = (bind if is_plain else bind_cached)(eqn.primitive, arrays, params)
         return out if eqn.primitive.multiple_results else [out]
 
     def _accumulated(
