@@ -30,6 +30,7 @@ from .interpreters.compat import (
     mark_frames,
 )
 from .interpreters.compat.kernel_calls import kernels_in
+from .interpreters.compat.other_interpreters import register_with_imported
 from .interpreters.compat.settings import (
     backends_are_set_up,
     default_precision,
@@ -373,6 +374,7 @@ def run_call(
         args: The positional arguments.
         kwargs: The keyword arguments.
     """
+    register_with_imported()
     planned = plan_call(fn, options, args, kwargs)
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)

@@ -33,6 +33,13 @@ PRIVATE: Mapping[str, str] = MappingProxyType(
             "checkpoint policies compute our products again"
         ),
         "jax.extend.linear_util.WrappedFun": "calls of one function with a rule do not share it",
+        "jax.experimental.jet.jet": "`jet` of a rewritten program needs `finalise`",
+        "jax.experimental.jet.jet_rules": "the same",
+        "jax.experimental.sparse.transform.sparse_rules_bcoo": (
+            "`sparsify` of a rewritten program needs `finalise`"
+        ),
+        "jax.experimental.sparse.transform.sparse_rules_bcsr": "the same",
+        "jax.experimental.sparse.transform.sparsify_raw": "the same",
         "jax.experimental.layout.Layout": "8-bit weights in a loop are transposed as a stack",
         "jax.experimental.layout.with_layout_constraint": "the same",
     }

@@ -30,9 +30,9 @@ from ..compat.registration import plain_function
 def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
     """Returns a jaxpr in which all primitives are JAX's own, at any depth.
 
-    For exporters and interpreters that have a table of JAX's primitives. JAX's own transformations
-    and `jax.export` need no such step. `jax.experimental.jet` and `sparsify` have such tables, too:
-    apply `autocast` to their result.
+    For exporters and interpreters that have a table of JAX's primitives. What JAX itself does with
+    a program needs no such step, with `jax.export`, `jax.experimental.jet` and
+    `jax.experimental.sparse.sparsify` included.
 
     Evaluated equation by equation, the jaxpr has the values of the given one, bit for bit; on CPUs
     with kernels for bfloat16 a float32 result of a product differs in its last bits. Call it
