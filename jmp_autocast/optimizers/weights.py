@@ -180,7 +180,8 @@ def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransf
 
     def write(params: Any, _: Any, target: Any) -> tuple[Any, Any]:
         stored = map_half(lambda p, t: to_nearest(t, p.dtype), params, target)
-        # From the updated weight, which may differ a little from the stored one: see `difference`.
+        # The compensation starts from the weight that the update reaches, which may differ from
+        # ``stored``: see `difference`.
         new = map_half(reached, params, stored)
         return stored, map_half(lambda _, t, n: (t - n).astype(_COMPENSATION), params, target, new)
 

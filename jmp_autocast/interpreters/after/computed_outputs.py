@@ -95,7 +95,7 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Oth
 
 
 def _cast(plan: EquationPlan, given: Sequence[_Other]) -> list[_Other]:
-    """Returns the dtypes of a call's operands in PyTorch, not raised before the call."""
+    """Returns the dtypes of a call's operands in PyTorch, which raises none before the call."""
 
     def inside(other: _Other, state: ValueState, cast: _Other) -> _Other:
         if cast is None:

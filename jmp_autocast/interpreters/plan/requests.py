@@ -142,7 +142,8 @@ def _is_stream(it: Maker, want: Want) -> bool:
     reads it is no reason to store it in float32.
     """
     if it.at.policy.data_abstains:
-        # One that is computed in float32 needs no rounding where all its readers are, too.
+        # A stream that is computed in float32 needs no rounding if all its consumers are float32,
+        # too.
         return _is_residual_sum(it) and not it.plan.casts
     is_stream = is_convolved_sum(it.at.eqn, it.at.made)
     return want.demand is Demand.FULL and is_stream and not it.need & HARMED

@@ -1,4 +1,4 @@
-"""Equations that move the elements of a source: so moves each copy of it."""
+"""Equations that move the elements of a source: each copy of the source is moved alike."""
 
 from __future__ import annotations
 

@@ -169,9 +169,9 @@ def _parts(
     moved: Mapping[Any, int],
     often: frozenset[Any],
 ) -> tuple[list[Hashable], list[Any], list[Any], list[int]]:
-    """Returns the parts of an occurrence's key but for plans, its operands and its results.
+    """Returns the key of an occurrence without plans, its operands, results and later uses.
 
-    And which operands are used behind it.
+    The later uses are the operands that equations after the occurrence consume.
     """
     numbers: dict[Any, int] = {}
     operands: list[Any] = []
