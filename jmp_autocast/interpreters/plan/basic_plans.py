@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...policies import DATA_MOVEMENT, FLOAT32, FLOAT_DTYPES, Decision
-from ..compat import Atom, aval_of
+from ..compat import Atom, JaxprEqn, aval_of
 from ..primitives import reading
 from ..primitives.traits import having
 from .data import (
@@ -32,7 +32,6 @@ from .float_dtypes import is_16_bit
 from .reasons import Reason, ReasonCode
 from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
-from .votes import is_replicated
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
@@ -110,6 +109,13 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     return Bind(replicates=replicates, biases=biases) if replicates else BIND
 
 
+def is_replicated(eqn: JaxprEqn, i: int) -> bool:
+    """Returns whether the transpose of an equation adds up cotangents of operand ``i``."""
+    if eqn.primitive.name in _REPEATS:
+        return reading.adds_up_cotangents(eqn)
+    return aval_of(eqn.invars[i]).shape != aval_of(eqn.outvars[0]).shape
+
+
 @functools.lru_cache(1024)
 def _computed(dtype: np.dtype, bound: float | None) -> ValueState:
     """One object for equal states: a program of many equations has few."""
@@ -143,35 +149,19 @@ def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPla
     Args:
         at: The equation.
         plan: Its plan so far; returned unchanged without float32 operands, or with a precision.
-        word: The precision, None for that of the equation.
+        word: The precision; None for the default of JAX, where it has one. The product was traced
+            without the default, which is not the program's own precision; JAX would have written
+            it into any product, of complex numbers as well.
     """
-    if word is None or at.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
+    if at.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
         return plan
-    given = zip(plan.operands[:2], plan.given[:2], strict=True)
-    if any((asked or state.dtype) != FLOAT32 for asked, state in given):
+    if word is not None:
+        stays = any([dtype != FLOAT32 for dtype in plan.reads[:2]])
+    else:
+        word = at.region.default_precision
+        stays = reading.says_precision(at.eqn) or any(map(is_16_bit, plan.operands[:2]))
+    if word is None or stays:
         return plan
-    return _with_precision(at, plan, word)
-
-
-def in_default_precision(at: Place, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan of a product that stays as it is, in the default precision of JAX.
-
-    It was traced without the default, which is not the program's own precision; JAX would have
-    written it into any product, of complex numbers as well.
-
-    Args:
-        at: The equation.
-        plan: Its plan so far; returned unchanged if the equation, or a rule, has a precision.
-    """
-    word = at.region.default_precision
-    is_product = at.name in _CONTRACTS and isinstance(plan.action, Keep | Bind)
-    if word is None or not is_product or reading.says_precision(at.eqn):
-        return plan
-    is_low = any(map(is_16_bit, plan.operands[:2]))
-    return plan if is_low else _with_precision(at, plan, word)
-
-
-def _with_precision(at: Place, plan: EquationPlan, word: str) -> EquationPlan:
     action = plan.action if isinstance(plan.action, Bind) else BIND
     parameter = reading.with_precision(at.eqn, word)
     if parameter is None or not parameter.keys().isdisjoint(action.params):

@@ -26,7 +26,6 @@ from .basic_plans import (
     cast_results,
     emitted,
     folded,
-    in_default_precision,
     in_dtype,
     in_precision,
     keep,
@@ -92,9 +91,7 @@ def plan_equation(at: Place) -> EquationPlan:
     if isinstance(plan.action, Keep) and reading.names_algorithm(at.eqn):
         # XLA:CPU ignores algorithms: the emitted primitive lowers them on CPUs, even unchanged.
         plan = dataclasses.replace(plan, action=BIND)
-    if at.region.precision:
-        return in_precision(at, plan, at.region.precision)
-    return in_default_precision(at, plan) if at.region.default_precision else plan
+    return in_precision(at, plan, at.region.precision)
 
 
 def _plans(chain: Sequence[Link], at: Place) -> Iterator[EquationPlan]:
@@ -177,9 +174,8 @@ def _has_a_rule(at: Place) -> EquationPlan | None:
     if decision.emit is not None:
         return emitted(at, decision)
     plan = _by_policy(at, decision, origin)
-    if decision.output_dtype is None and decision.precision is None:
-        return plan
-    return in_precision(at, cast_results(plan, decision), decision.precision)
+    plan = cast_results(plan, decision)
+    return in_precision(at, plan, decision.precision) if decision.precision else plan
 
 
 DECISIONS: tuple[Link, ...] = (

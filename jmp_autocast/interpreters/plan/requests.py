@@ -13,16 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, variables_in
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
-from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
+from .data import Demand, EquationPlan, Place, ValueState, Want
 from .float_dtypes import is_16_bit
-from .marks import is_convolved_sum
 from .needs import HARMED, LOST, NOTHING, OF_PRODUCTS, RAISED, ROWS, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
+from .votes import is_stream
 
 _CLEARS = having("clears")
 _CONTRACTS = having("contracts")
@@ -30,7 +30,6 @@ _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
 _SATURATES = having("saturates")
-_SUMS = having("sums")
 _NO_WISH = Want()
 
 
@@ -106,24 +105,13 @@ def _one_full_reader(it: Maker) -> Want | None:
 
     `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 if the difference is rounded.
     So is a tanh with ``log(1 - y * y)`` in a loss, and ``y`` in the next layer: the loss was 22 %
-    off in bfloat16. A sum with a source may be larger than its other summand.
+    off in bfloat16.
     """
     loses = it.name == "sub" and bool(it.need & Need.POLE)
     loses |= it.name in _SATURATES and bool(it.need & LOST)
-    # At level "compute" no source raises its sum, as with `dtype=` by hand.
-    loses |= it.name in _SUMS and not it.at.policy.data_abstains and _adds_a_source(it)
     if loses and it.reads.first_full and it.reads.demand is not Demand.FULL:
         return it.asks(Demand.FULL, it.reads.first_full)
     return None
-
-
-def _adds_a_source(it: Maker) -> bool:
-    """Whether a sum adds a source in 16 bits that is no bias of a contraction."""
-    is_bias = max([m.fresh for m in it.at.made]) == 2
-    if it.plan.reason.code is not ReasonCode.PROMOTE_LOW or is_bias:
-        return False
-    found = [s for s in it.at.given if s.known_value is None]
-    return any(s.source and not s.may_be_rounded for s in found)
 
 
 ASKS: tuple[Callable[[Maker], Want | None], ...] = (
@@ -142,23 +130,12 @@ def _is_stream(it: Maker, want: Want) -> bool:
     So is that of a convolutional network at every level, unless its rounding does harm: a norm that
     reads it is no reason to store it in float32.
     """
+    if not is_stream(it.at):
+        return False
     if it.at.policy.data_abstains:
         # One that is computed in float32 needs no rounding where all its readers are, too.
-        return _is_residual_sum(it) and not it.plan.casts
-    is_stream = is_convolved_sum(it.at.eqn, it.at.made)
-    return want.demand is Demand.FULL and is_stream and not it.need & HARMED
-
-
-def _is_residual_sum(it: Maker) -> bool:
-    """Whether it adds values of its own size that no parameter is among."""
-    if it.name not in _SUMS:
-        return False
-    # A bias is smaller than the sum, and a parameter of full size (a learned position) is no
-    # stream.
-    shape = aval_of(it.at.eqn.outvars[0]).shape
-    pairs = zip(it.at.eqn.invars, it.at.given, strict=True)
-    sources = [s.source for v, s in pairs if aval_of(v).shape == shape]
-    return len(sources) > 1 and all(source in (None, Source.DATA) for source in sources)
+        return not it.plan.casts
+    return want.demand is Demand.FULL and not it.need & HARMED
 
 
 def _is_gated_summand(it: Maker, want: Want) -> bool:
@@ -192,8 +169,7 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
     # A product of vectors, which no guard looks at.
     saturates |= it.name in _CONTRACTS and it.need & OF_PRODUCTS
     is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)
-    is_contract = isinstance(it.plan.action, Contract)
-    return is_contract or not (code is ReasonCode.PROMOTE_LOW and is_cheap)
+    return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 
 
 def _shrinks(eqn: JaxprEqn) -> bool:
