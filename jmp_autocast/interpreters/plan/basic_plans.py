@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ...policies import DATA_MOVEMENT, FLOAT32, FLOAT_DTYPES, Decision
+from ...policies import FLOAT32, FLOAT_DTYPES, Decision
 from ..compat import Atom, JaxprEqn, aval_of
 from ..primitives import reading
 from ..primitives.traits import having
@@ -43,6 +43,8 @@ _WHOLE = having("whole")
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
+# One object for equal states: a program of many equations has few.
+_computed = functools.lru_cache(ValueState)
 
 
 def keep(at: Place, reason: Reason) -> EquationPlan:
@@ -69,15 +71,12 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
     for i in floats:
         if at.given[i].dtype != target:
             operands[i] = target
-    # A bound survives the cast: positions do not become fewer by being rounded.
-    bounds = any([state.integer_bound is not None for state in at.given])
-    bound = coordinate_bound(at.name, at.given, floats) if bounds else None
     declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in floats)
     unchanged = declared and not any(operands)
     results = tuple(
         # With its own operands an equation has its own results: a float32 statistic of a 16-bit
         # attention kernel, or the user's preferred_element_type.
-        _computed(dtype if unchanged else target, bound)
+        _computed(dtype if unchanged else target)
         if (dtype := at.declared(v)) is not None
         else _NOTHING
         for v in at.eqn.outvars
@@ -114,12 +113,6 @@ def is_replicated(eqn: JaxprEqn, i: int) -> bool:
     if eqn.primitive.name in _REPEATS:
         return reading.adds_up_cotangents(eqn)
     return aval_of(eqn.invars[i]).shape != aval_of(eqn.outvars[0]).shape
-
-
-@functools.lru_cache(1024)
-def _computed(dtype: np.dtype, bound: float | None) -> ValueState:
-    """One object for equal states: a program of many equations has few."""
-    return ValueState(dtype, integer_bound=bound)
 
 
 def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
@@ -205,12 +198,10 @@ def without_floats(at: Place) -> EquationPlan:
         bound = largest_index(reading.iota_length(at.eqn))
     # Positions are counted in integers and become floats later: their bound has to survive until
     # somebody multiplies them with a frequency.
-    moves_one = at.name in DATA_MOVEMENT and len(at.given) == 1
-    known = at.given[0].known_value if moves_one else None
     source = Source.DATA if at.name == "iota" else None
     results = tuple(
-        ValueState(dtype, source, known_value=known, integer_bound=bound)
-        if (dtype := at.declared(v)) or bound is not None or known is not None
+        ValueState(dtype, source, integer_bound=bound)
+        if (dtype := at.declared(v)) or bound is not None
         else _NOTHING
         for v in at.eqn.outvars
     )

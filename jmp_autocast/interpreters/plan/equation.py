@@ -322,7 +322,7 @@ def _reads_what_needs_digits(at: Place) -> EquationPlan | None:
     """A contraction of positions, of a stencil, or in float16 of an `exp` that nothing normalizes.
 
     Without it: the angle of position 255, a number of bfloat16, was half a radian off, the
-    Laplacian of a smooth field 3.7 times its size, and `exp(s) @ v` infinite from scores of 11.1 on.
+    Laplacian of a smooth field 3.7 times its size, and `exp(s) @ v` infinite from scores of 11.1.
     """
     reasons = (reason for i in (0, 1) if (reason := _needs_digits(at, i)) is not None)
     return next((in_dtype(at, FLOAT32, reason) for reason in reasons), None)
@@ -356,8 +356,8 @@ def _needs_digits(at: Place, i: int) -> Reason | None:
 def _is_needed(at: Place) -> EquationPlan | None:
     """A contraction with consumers that need its digits: squares, a decomposition, an index.
 
-    Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`; 98 % of the cells of a quantizer of mixed
-    radices were others.
+    Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`; of a quantizer of mixed radices 98 % of
+    the cells were others.
     """
     if at.need & OF_PRODUCTS:
         row = next(row for row in ROWS if at.need & row.need & OF_PRODUCTS)
@@ -510,8 +510,6 @@ def _is_norm(at: Place) -> EquationPlan | None:
     # A function of sources alone stays float32 for its consumers, as in any other promotion.
     if all([state.source is not None for state in at.given]):
         return None
-    if _reads_whole(at) is not None:
-        return in_dtype(at, FLOAT32, _WHOLE)
     return in_dtype(at, FLOAT32, _SQUARES) if reading.is_norm(at.eqn) else None
 
 

@@ -18,14 +18,13 @@ from ..primitives.picking import picks
 from ..primitives.traits import having
 from .data import Demand, EquationPlan, Place, ValueState, Want
 from .float_dtypes import is_16_bit
-from .needs import HARMED, LOST, NOTHING, OF_PRODUCTS, RAISED, ROWS, Need, Needs
+from .needs import HARMED, LOST, NOTHING, RAISED, ROWS, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
 from .votes import is_stream
 
 _CLEARS = having("clears")
-_CONTRACTS = having("contracts")
 _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
@@ -103,12 +102,10 @@ def _all_readers(it: Maker) -> Want | None:
 def _one_full_reader(it: Maker) -> Want | None:
     """A value with a consumer that loses digits is computed in float32, and cast for the others.
 
-    `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 if the difference is rounded.
-    So is a tanh with ``log(1 - y * y)`` in a loss, and ``y`` in the next layer: the loss was 22 %
-    off in bfloat16.
+    With ``log(1 - y * y)`` in a loss, and a tanh ``y`` in the next layer, the loss was 22 % off in
+    bfloat16.
     """
-    loses = it.name == "sub" and bool(it.need & Need.POLE)
-    loses |= it.name in _SATURATES and bool(it.need & LOST)
+    loses = it.name in _SATURATES and it.need & LOST
     if loses and it.reads.first_full and it.reads.demand is not Demand.FULL:
         return it.asks(Demand.FULL, it.reads.first_full)
     return None
@@ -145,16 +142,6 @@ def _is_gated_summand(it: Maker, want: Want) -> bool:
     return it.computed > 1 and is_gated and only_sums
 
 
-def _is_only_an_index(it: Maker, want: Want) -> bool:
-    """For the index alone, beside 16-bit readers, no two activations are kept in float32."""
-    if not it.need & (Need.SNAP | Need.SHARP) or it.reads.demand is Demand.FULL:
-        return False
-    if it.need & OF_PRODUCTS:
-        return False
-    saturates = it.name in _SATURATES and it.need & Need.SHARP
-    return it.computed > 1 or not (it.name in _FEEDS or saturates)
-
-
 def _cannot_follow(it: Maker, want: Want) -> bool:
     """Dtypes from a rule, a scope or the user stay, and so do ops that cost more than a cast."""
     code = it.plan.reason.code
@@ -166,8 +153,6 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
     # Only 16 bits by vote are raised, never those of a rule, a scope or the user; and only cheap
     # ops: a float32 `sin` for a float32 consumer costs more than a cast.
     saturates = it.name in _SATURATES and it.need & LOST
-    # A product of vectors, which no guard looks at.
-    saturates |= it.name in _CONTRACTS and it.need & OF_PRODUCTS
     is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)
     return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 
@@ -181,7 +166,6 @@ def _shrinks(eqn: JaxprEqn) -> bool:
 REFUSES: tuple[Callable[[Maker, Want], bool], ...] = (
     _is_stream,
     _is_gated_summand,
-    _is_only_an_index,
     _cannot_follow,
 )
 

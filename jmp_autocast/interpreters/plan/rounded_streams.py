@@ -17,7 +17,7 @@ from .data import EquationPlan, Inside, Place
 from .float_dtypes import is_16_bit
 from .needs import HARMED, Need
 from .reasons import Reason, ReasonCode
-from .votes import far_literal, is_stream, literal_guard, voters
+from .votes import far_literal, is_stream, voters
 
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
 
@@ -59,8 +59,7 @@ def _promotes_computed(at: Place, plan: EquationPlan) -> bool:
         return False
     if any(at.given[i].source is not None for i in voters(at)):
         return False
-    guard = literal_guard(at.given, at.floats, at.compute_dtype)
-    return guard is None and far_literal(at, at.compute_dtype) is None
+    return far_literal(at, at.compute_dtype) is None
 
 
 def _was_rounded(at: Place, plan: EquationPlan) -> bool:

@@ -106,8 +106,6 @@ def is_harmless(state: ValueState) -> bool:
     """Returns whether a source is known to be small, or exact, or one literal, as in PyTorch."""
     if state.known_value is not None or state.may_be_rounded:
         return True
-    if state.integer_bound is not None:
-        return state.integer_bound <= 1
     return state.const_range is not None and state.const_range.is_within_one()
 
 
