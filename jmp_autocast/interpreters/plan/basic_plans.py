@@ -66,12 +66,8 @@ def as_declared(
 
 def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
     """Returns the plan in which all float operands are read in, and results are, ``target``."""
-    floats = at.floats
-    operands: list[np.dtype | None] = [None] * len(at.given)
-    for i in floats:
-        if at.given[i].dtype != target:
-            operands[i] = target
-    declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in floats)
+    operands = tuple([None if s.dtype in (None, target) else target for s in at.given])
+    declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in at.floats)
     unchanged = declared and not any(operands)
     results = tuple(
         # With its own operands an equation has its own results: a float32 statistic of a 16-bit
@@ -81,11 +77,11 @@ def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
         else _NOTHING
         for v in at.eqn.outvars
     )
-    action = KEEP if unchanged else _bound(at, floats, target)
-    return EquationPlan(action, at.given, tuple(operands), results, reason)
+    action = KEEP if unchanged else _bound(at, target)
+    return EquationPlan(action, at.given, operands, results, reason)
 
 
-def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
+def _bound(at: Place, target: np.dtype) -> Action:
     """Returns how an equation is bound on operands of ``target``."""
     if at.name in _REDISPATCHED and aval_of(at.eqn.invars[0]).dtype != target:
         return Redispatch()
@@ -95,7 +91,7 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     # gathered 8,192 times had a gradient of 4.0 for 81.92. A value that is known at trace time has
     # no gradient.
     if at.name in _REPLICATES and target != FLOAT32:
-        unknown = [i for i in floats if at.given[i].known_value is None]
+        unknown = [i for i in at.floats if at.given[i].known_value is None]
         # Weights that are gathered from devices; activations in 16 bits are sent so both ways.
         if at.name in _TRAVELS:
             unknown = [i for i in unknown if at.given[i].dtype == FLOAT32]

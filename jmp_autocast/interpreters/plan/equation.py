@@ -48,9 +48,6 @@ _SATURATES = having("saturates")
 _SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
 _COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 
-# Matrix units multiply and add up float32 in float32: a float32 product has no wider accumulator.
-_ACCUMULATOR = FLOAT32
-
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
 _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
@@ -105,27 +102,7 @@ def _plans(chain: Sequence[Link], at: Place) -> Iterator[EquationPlan]:
 
 def _has_no_floats(at: Place) -> EquationPlan | None:
     """Integers, bools and float8 arrays of the program are never cast."""
-    return None if at.floats else _of_float8(at) or without_floats(at)
-
-
-def _of_float8(at: Place) -> EquationPlan | None:
-    """A product of float8 arrays of the program's own is rounded as ours are."""
-    # qwix and Flax set the result dtype to that of the model. In float32 it would raise the
-    # consumers, the scales first of all: 105 casts for 67 in a bfloat16 model.
-    if not at.region.lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
-        return None
-    is_wide = at.declared(at.eqn.outvars[0]) == FLOAT32
-    if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
-        return None
-    if len(at.foreign) != 2:
-        return None
-    rule, origin = known_rule(at.name, at.region.rule)
-    if not isinstance(rule, CastPolicy):
-        # A user's function decides only about equations that autocast may cast.
-        rule = _decided(rule, at).policy if origin == "default" else None
-    if rule is not CastPolicy.LOWER_PRECISION_FP:
-        return None
-    return rounded_once(without_floats(at), at.compute_dtype, _LOW)
+    return None if at.floats else without_floats(at)
 
 
 def _moves_a_source(at: Place) -> EquationPlan | None:
@@ -427,14 +404,14 @@ def _with_float32_result(at: Place, plan: EquationPlan, reason: Reason) -> Equat
     """Returns the plan of a lowered contraction with its accumulator as the result."""
     if not _is_rounded(plan):
         return plan
-    results = tuple(ValueState(_ACCUMULATOR) for _ in plan.results)
+    results = tuple(ValueState(FLOAT32) for _ in plan.results)
     return dataclasses.replace(plan, results=results, reason=reason, action=_contract(at, plan))
 
 
 def _is_rounded(plan: EquationPlan) -> bool:
     """Whether autocast lowers the equation, and so rounds its result to 16 bits."""
     lowered = plan.reason is _LOW and not isinstance(plan.action, Keep)
-    return lowered and plan.results[0].dtype != _ACCUMULATOR
+    return lowered and plan.results[0].dtype != FLOAT32
 
 
 # --- PROMOTE --------------------------------------------------------------------------------

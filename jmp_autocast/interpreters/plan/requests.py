@@ -46,29 +46,14 @@ class Maker(NamedTuple):
     reads: Reads
 
     @property
-    def name(self) -> str:
-        """The name of its primitive."""
-        return self.at.name
-
-    @property
-    def need(self) -> Need:
-        """The needs of its first result."""
-        return self.at.need
-
-    @property
     def computed(self) -> int:
         """How many of its operands are computed, each counted once."""
         pairs = zip(self.at.eqn.invars, self.at.given, strict=True)
         return len({v for v, state in pairs if state.is_computed})
 
-    @property
-    def is_low(self) -> bool:
-        """Whether its result has 16 bits."""
-        return is_16_bit(self.plan.results[0].dtype)
-
     def asks(self, demand: Demand, reader: str) -> Want:
         """Returns a request for the equation."""
-        return Want(None, demand, int(self.need), 0, reader)
+        return Want(None, demand, int(self.at.need), 0, reader)
 
 
 # --- requests, in this order ----------------------------------------------------------------
@@ -76,9 +61,9 @@ class Maker(NamedTuple):
 
 def _by_need(it: Maker) -> Want | None:
     """A producer is raised for a need of its consumers, in any dtype of theirs."""
-    if not it.is_low:
+    if not is_16_bit(it.plan.results[0].dtype):
         return None
-    needed = it.need & RAISED.get(it.name, NOTHING)
+    needed = it.at.need & RAISED.get(it.at.name, NOTHING)
     raised = (row for row in ROWS if needed & row.need) if needed else ()
     return next((it.asks(Demand.FULL, row.reader) for row in raised), None)
 
@@ -91,7 +76,7 @@ def _all_readers(it: Maker) -> Want | None:
     """
     demand = it.reads.demand
     differs = demand is not Demand.of(it.plan.results[0].dtype)
-    is_moved = it.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
+    is_moved = it.at.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
     if demand is Demand.FULL and is_moved:
         return None
     if demand in (Demand.LOW, Demand.FULL) and differs:
@@ -105,7 +90,7 @@ def _one_full_reader(it: Maker) -> Want | None:
     With ``log(1 - y * y)`` in a loss, and a tanh ``y`` in the next layer, the loss was 22 % off in
     bfloat16.
     """
-    loses = it.name in _SATURATES and it.need & LOST
+    loses = it.at.name in _SATURATES and it.at.need & LOST
     if loses and it.reads.first_full and it.reads.demand is not Demand.FULL:
         return it.asks(Demand.FULL, it.reads.first_full)
     return None
@@ -132,13 +117,13 @@ def _is_stream(it: Maker, want: Want) -> bool:
     if it.at.policy.data_abstains:
         # One that is computed in float32 needs no rounding where all its readers are, too.
         return not it.plan.casts
-    return want.demand is Demand.FULL and not it.need & HARMED
+    return want.demand is Demand.FULL and not it.at.need & HARMED
 
 
 def _is_gated_summand(it: Maker, want: Want) -> bool:
     """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass."""
-    is_gated = it.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
-    only_sums = not it.need & Need.BEYOND_SUMS
+    is_gated = it.at.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
+    only_sums = not it.at.need & Need.BEYOND_SUMS
     return it.computed > 1 and is_gated and only_sums
 
 
@@ -148,12 +133,12 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
     if want.demand is Demand.LOW:
         # Two computed operands would each need a cast, the result needs one; a row of a buffer is
         # smaller than the buffer.
-        clears = it.name in _CLEARS and not (it.name in _MOVES and _shrinks(it.at.eqn))
+        clears = it.at.name in _CLEARS and not (it.at.name in _MOVES and _shrinks(it.at.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     # Only 16 bits by vote are raised, never those of a rule, a scope or the user; and only cheap
     # ops: a float32 `sin` for a float32 consumer costs more than a cast.
-    saturates = it.name in _SATURATES and it.need & LOST
-    is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)
+    saturates = it.at.name in _SATURATES and it.at.need & LOST
+    is_cheap = it.at.name in _FEEDS or saturates or picks(it.at.eqn)
     return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 
 
