@@ -306,6 +306,8 @@ ROWS = (
         _CHEAP,
         # Near its pole the function multiplies an error of its operand by 1 / operand.
         "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite",
+        having("saturates"),
+        "a function that is infinite at some value",
     ),
     Row(
         Need.STEEP,

@@ -84,22 +84,9 @@ def _all_readers(it: Maker) -> Want | None:
     return None
 
 
-def _one_full_reader(it: Maker) -> Want | None:
-    """A value with a consumer that loses digits is computed in float32, and cast for the others.
-
-    With ``log(1 - y * y)`` in a loss, and a tanh ``y`` in the next layer, the loss was 22 % off in
-    bfloat16.
-    """
-    loses = it.at.name in _SATURATES and it.at.need & LOST
-    if loses and it.reads.first_full and it.reads.demand is not Demand.FULL:
-        return it.asks(Demand.FULL, it.reads.first_full)
-    return None
-
-
 ASKS: tuple[Callable[[Maker], Want | None], ...] = (
     _by_need,
     _all_readers,
-    _one_full_reader,
 )
 
 
