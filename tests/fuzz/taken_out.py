@@ -67,16 +67,16 @@ def _first_argument(paths: Sequence[str], known: Any, traced: Any) -> list[Sourc
 TAKEN_OUT: Mapping[str, TakesOut] = {
     "derivatives": without_link("PROMOTIONS", "_derivative_leaves"),
     "roots": without_need(Need.STEEP),
-    "exponentials": without_link("GUARDS", "_reads_exponentials"),
+    "exponentials": without_link("GUARDS", "_reads_what_needs_digits"),
     "factors": without_need(Need.SHARP),
     "ranked": without_need(Need.SHARP),
     "distances": without_need(Need.EXPANDED),
     "variances": without_need(Need.EXPANDED),
-    "stencils": without_link("GUARDS", "_takes_differences"),
+    "stencils": without_link("GUARDS", "_reads_what_needs_digits"),
     "decompositions": without_need(Need.DECOMPOSED),
     "chains": without_need(Need.CHAINED),
     "few": without_link("GUARDS", "_cannot_pay"),
-    "ramps": without_link("GUARDS", "_reads_positions"),
+    "ramps": without_link("GUARDS", "_reads_what_needs_digits"),
     "requests": lambda patch: patch.setattr(reading, "asked_precision", lambda eqn: None),
     "contexts": lambda patch: patch.setattr(
         compat, "float64_for", lambda avals: contextlib.nullcontext()

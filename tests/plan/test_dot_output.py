@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, CastPolicy, Policy, autocast, full_precision
+from jmp_autocast import BF16, Policy, autocast
 from jmp_autocast.interpreters import ReasonCode
-from jmp_autocast.interpreters.compat import Literal, variables_in
+from jmp_autocast.interpreters.compat import Literal
 from jmp_autocast.interpreters.plan.data import Contract
-from tests.support.jaxprs import assert_dots_run_in, casts, dtypes, equations, find, trace
+from tests.support.jaxprs import assert_dots_run_in, casts, find, trace
 from tests.support.plans import plan_of, planned
 
 ACCUMULATOR = BF16.with_rules(
@@ -143,56 +143,3 @@ def test_reason_and_cause():
     )
     assert isinstance(equation.action, Contract)
     assert equation.action.of_sources
-
-
-FLOAT8, LOWER = "float8_e4m3fn", CastPolicy.LOWER_PRECISION_FP
-
-
-def float8_product(x, w):
-    """As qwix and Flax write it: the result in the dtype of the model, and scaled."""
-
-    def quantized(x, axis):
-        scale = jnp.max(jnp.abs(x), axis, keepdims=True) / 448
-        return (x / scale).astype(FLOAT8), scale
-
-    (a, s), (b, t) = quantized(x, 1), quantized(w, 0)
-    product = lax.dot_general(a, b, (((1,), (0,)), ((), ())), preferred_element_type=x.dtype)
-    return product * s.astype(x.dtype) * t.astype(x.dtype)
-
-
-def kept_float8_product(x, w):
-    with full_precision():
-        return float8_product(x, w)
-
-
-@pytest.mark.parametrize(
-    ("policy", "product", "read", "dtype"),
-    [
-        (BF16, float8_product, jnp.tanh, "bfloat16"),
-        (BF16.with_rules({"dot_general": CastPolicy.KEEP}), float8_product, jnp.tanh, "float32"),
-        (BF16.with_rules({"dot_general": lambda eqn: LOWER}), float8_product, jnp.tanh, "float32"),
-        (BF16, kept_float8_product, jnp.tanh, "float32"),
-    ],
-    ids=["as by hand", "kept by a rule", "a rule of the user's", "full precision"],
-)
-def test_a_float8_product_of_the_program_is_rounded_as_ours_are(policy, product, read, dtype):
-    def fn(w, x):
-        return read(product(x @ w, w))
-
-    jaxpr = trace(autocast(fn, policy=policy, params=0, output_dtype="computed"), W, X)
-    (dot,) = [e for e in find(jaxpr, "dot_general") if dtypes(e.invars) == (FLOAT8,) * 2]
-    reader = next(e for e in equations(jaxpr) if dot.outvars[0] in variables_in(e.invars))
-    assert reader.outvars[0].aval.dtype == dtype
-
-
-def test_a_float8_product_has_the_dtypes_and_digits_of_a_model_by_hand():
-    def fn(w, x):
-        return jnp.tanh(float8_product(x @ w, w)) @ w
-
-    cast = autocast(fn, policy=BF16, params=0, output_dtype="computed")
-    by_hand = fn(jnp.asarray(W, jnp.bfloat16), jnp.asarray(X, jnp.bfloat16))
-    found = cast(W, X)
-    assert found.dtype == by_hand.dtype
-    exact = fn(W, X)
-    errors = [np.linalg.norm(np.float32(y) - exact) for y in (found, by_hand)]
-    assert errors[0] < 1.2 * errors[1]

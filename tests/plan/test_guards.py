@@ -189,7 +189,6 @@ def count(n):
         (lambda: -count(100), 99),
         (lambda: count(100).reshape(10, 10).T[2], 99),
         (lambda: count(100).astype(jnp.float32), 99),
-        (lambda: count(100).astype(jnp.float32) / 2, 49.5),
         (lambda: jnp.concatenate([count(100), count(7)]), 99),
         (lambda: jnp.maximum(count(100), 500), 500),
         (lambda: jax.jit(lambda n: n + 1)(count(100)), 100),

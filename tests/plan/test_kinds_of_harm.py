@@ -508,11 +508,11 @@ def rows():
     kinds = {
         "cannot pay": (CANNOT_PAY, "_cannot_pay"),
         "expanded": (EXPANDED, Need.EXPANDED),
-        "differences": (DIFFERENCES, "_takes_differences"),
+        "differences": (DIFFERENCES, "_reads_what_needs_digits"),
         "decomposed": (DECOMPOSED, Need.DECOMPOSED),
         "chained": (CHAINED, Need.CHAINED),
         "ranked": (RANKED, Need.SHARP),
-        "positions": (POSITIONS, "_reads_positions"),
+        "positions": (POSITIONS, "_reads_what_needs_digits"),
         "factors": (FACTORS, Need.SHARP),
         "derivatives": (of_float16(IN_FLOAT16), "_derivative_leaves"),
         "roots": (of_float16(ROOTS, np.geomspace(1e-5, 1e-4, 32, dtype=np.float32)), Need.STEEP),
@@ -521,7 +521,7 @@ def rows():
                 (of_exp(fn), (WEIGHTED, SCORES), relative, reads_scores, name)
                 for name, fn in EXPONENTIALS.items()
             ],
-            "_reads_exponentials",
+            "_reads_what_needs_digits",
         ),
     }
     for kind, (table, needed) in kinds.items():
@@ -613,10 +613,11 @@ def judge(wrapped, args, measure, dtype, low):
 
 @pytest.mark.parametrize(("fn", "args", "measure", "low", "row"), list(rows()))
 def test_values_are_right_and_wrong_without_the_row(fn, args, measure, low, row, monkeypatch):
+    of_exponentials = args[0] is WEIGHTED
     args = jax.tree.map(jnp.asarray, args)
     # A derivative is of the rounded program: that of a rule's, too.
     of_derivatives = isinstance(args[1], jax.Array) and args[1].shape == (1, 32)
-    policy = FP16 if of_derivatives or row[0] == "_reads_exponentials" else BF16
+    policy = FP16 if of_derivatives or of_exponentials else BF16
     wrapped = fn if of_derivatives else lambda cast: cast(fn)
     error, judged, bound = judge(wrapped, args, measure, policy.compute_dtype, low)
     found = error(lambda f: autocast(f, policy=policy))

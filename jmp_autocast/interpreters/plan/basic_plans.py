@@ -9,8 +9,8 @@ from collections.abc import Sequence
 import jax.numpy as jnp
 import numpy as np
 
-from ...policies import DATA_MOVEMENT, FLOAT32, FLOAT_DTYPES, Decision
-from ..compat import Atom, aval_of
+from ...policies import FLOAT32, FLOAT_DTYPES, Decision
+from ..compat import Atom, JaxprEqn, aval_of
 from ..primitives import reading
 from ..primitives.traits import having
 from .data import (
@@ -32,7 +32,6 @@ from .float_dtypes import is_16_bit
 from .reasons import Reason, ReasonCode
 from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
-from .votes import is_replicated
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
@@ -44,6 +43,8 @@ _WHOLE = having("whole")
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
+# One object for equal states: a program of many equations has few.
+_computed = functools.lru_cache(ValueState)
 
 
 def keep(at: Place, reason: Reason) -> EquationPlan:
@@ -65,29 +66,22 @@ def as_declared(
 
 def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
     """Returns the plan with all float operands and results in ``target``."""
-    floats = at.floats
-    operands: list[np.dtype | None] = [None] * len(at.given)
-    for i in floats:
-        if at.given[i].dtype != target:
-            operands[i] = target
-    # A bound survives the cast: positions do not become fewer by being rounded.
-    bounds = any([state.integer_bound is not None for state in at.given])
-    bound = coordinate_bound(at.name, at.given, floats) if bounds else None
-    declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in floats)
+    operands = tuple([None if s.dtype in (None, target) else target for s in at.given])
+    declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in at.floats)
     unchanged = declared and not any(operands)
     results = tuple(
-        # With declared operands an equation has its declared results, too: a float32 statistic of a
-        # 16-bit attention kernel, or the user's preferred_element_type.
-        _computed(dtype if unchanged else target, bound)
+        # With its own operands an equation has its own results: a float32 statistic of a 16-bit
+        # attention kernel, or the user's preferred_element_type.
+        _computed(dtype if unchanged else target)
         if (dtype := at.declared(v)) is not None
         else _NOTHING
         for v in at.eqn.outvars
     )
-    action = KEEP if unchanged else _bound(at, floats, target)
-    return EquationPlan(action, at.given, tuple(operands), results, reason)
+    action = KEEP if unchanged else _bound(at, target)
+    return EquationPlan(action, at.given, operands, results, reason)
 
 
-def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
+def _bound(at: Place, target: np.dtype) -> Action:
     """Returns how an equation is bound on operands of ``target``."""
     if at.name in _REDISPATCHED and aval_of(at.eqn.invars[0]).dtype != target:
         return Redispatch()
@@ -97,7 +91,7 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     # gathered 8,192 times had a gradient of 4.0 for 81.92. A value that is known at trace time has
     # no gradient.
     if at.name in _REPLICATES and target != FLOAT32:
-        unknown = [i for i in floats if at.given[i].known_value is None]
+        unknown = [i for i in at.floats if at.given[i].known_value is None]
         # Only float32 weights that are gathered from devices: 16-bit activations have 16-bit
         # cotangents.
         if at.name in _TRAVELS:
@@ -111,10 +105,11 @@ def _bound(at: Place, floats: Sequence[int], target: np.dtype) -> Action:
     return Bind(replicates=replicates, biases=biases) if replicates else BIND
 
 
-@functools.lru_cache(1024)
-def _computed(dtype: np.dtype, bound: float | None) -> ValueState:
-    """One object for equal states: a program of many equations has few."""
-    return ValueState(dtype, integer_bound=bound)
+def is_replicated(eqn: JaxprEqn, i: int) -> bool:
+    """Returns whether the transpose of an equation adds up cotangents of operand ``i``."""
+    if eqn.primitive.name in _REPEATS:
+        return reading.adds_up_cotangents(eqn)
+    return aval_of(eqn.invars[i]).shape != aval_of(eqn.outvars[0]).shape
 
 
 def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
@@ -144,35 +139,19 @@ def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPla
     Args:
         at: The equation.
         plan: Its plan so far; returned unchanged without float32 operands, or with a precision.
-        word: The precision, None for that of the equation.
+        word: The precision; None for the default of JAX, where it has one. The product was traced
+            without the default, which is not the program's own precision; JAX would have written
+            it into any product, of complex numbers as well.
     """
-    if word is None or at.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
+    if at.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
         return plan
-    given = zip(plan.operands[:2], plan.given[:2], strict=True)
-    if any((asked or state.dtype) != FLOAT32 for asked, state in given):
+    if word is not None:
+        stays = any([dtype != FLOAT32 for dtype in plan.reads[:2]])
+    else:
+        word = at.region.default_precision
+        stays = reading.says_precision(at.eqn) or any(map(is_16_bit, plan.operands[:2]))
+    if word is None or stays:
         return plan
-    return _with_precision(at, plan, word)
-
-
-def in_default_precision(at: Place, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan of a product that stays as it is, in the default precision of JAX.
-
-    It was traced without the default, which is not the program's own precision; JAX would have
-    written it into any product, of complex numbers as well.
-
-    Args:
-        at: The equation.
-        plan: Its plan so far; returned unchanged if the equation, or a rule, has a precision.
-    """
-    word = at.region.default_precision
-    is_product = at.name in _CONTRACTS and isinstance(plan.action, Keep | Bind)
-    if word is None or not is_product or reading.says_precision(at.eqn):
-        return plan
-    is_low = any(map(is_16_bit, plan.operands[:2]))
-    return plan if is_low else _with_precision(at, plan, word)
-
-
-def _with_precision(at: Place, plan: EquationPlan, word: str) -> EquationPlan:
     action = plan.action if isinstance(plan.action, Bind) else BIND
     parameter = reading.with_precision(at.eqn, word)
     if parameter is None or not parameter.keys().isdisjoint(action.params):
@@ -216,12 +195,10 @@ def without_floats(at: Place) -> EquationPlan:
         bound = largest_index(reading.iota_length(at.eqn))
     # Positions are counted in integers and become floats later: their bound has to survive until
     # somebody multiplies them with a frequency.
-    moves_one = at.name in DATA_MOVEMENT and len(at.given) == 1
-    known = at.given[0].known_value if moves_one else None
     source = Source.DATA if at.name == "iota" else None
     results = tuple(
-        ValueState(dtype, source, known_value=known, integer_bound=bound)
-        if (dtype := at.declared(v)) or bound is not None or known is not None
+        ValueState(dtype, source, integer_bound=bound)
+        if (dtype := at.declared(v)) or bound is not None
         else _NOTHING
         for v in at.eqn.outvars
     )

@@ -129,7 +129,6 @@ class Want:
         fulls: How many consumers outside read it in float32, counted up to two.
         reader: The primitive of its first consumer, for the reason's text. Two requests that differ
             only in names of primitives are equal, so that a jaxpr is planned once for both.
-        first_full: The primitive of its first float32 consumer.
         is_known: All consumers outside are known.
     """
 
@@ -138,7 +137,6 @@ class Want:
     needs: int = 0
     fulls: int = 0
     reader: str = dataclasses.field(default="", compare=False)
-    first_full: str = dataclasses.field(default="", compare=False)
     is_known: bool = False
 
 

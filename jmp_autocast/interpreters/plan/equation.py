@@ -26,7 +26,6 @@ from .basic_plans import (
     cast_results,
     emitted,
     folded,
-    in_default_precision,
     in_dtype,
     in_precision,
     keep,
@@ -48,9 +47,6 @@ _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
 _SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
 _COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
-
-# Matrix units multiply and add up float32 in float32: a float32 product has no wider accumulator.
-_ACCUMULATOR = FLOAT32
 
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
@@ -89,9 +85,7 @@ def plan_equation(at: Place) -> EquationPlan:
         The plan of the equation.
     """
     plan = next(_plans(DECISIONS, at))
-    if at.region.precision:
-        return in_precision(at, plan, at.region.precision)
-    return in_default_precision(at, plan) if at.region.default_precision else plan
+    return in_precision(at, plan, at.region.precision)
 
 
 def _plans(chain: Sequence[Link], at: Place) -> Iterator[EquationPlan]:
@@ -105,27 +99,7 @@ def _plans(chain: Sequence[Link], at: Place) -> Iterator[EquationPlan]:
 
 def _has_no_floats(at: Place) -> EquationPlan | None:
     """Integers, bools and float8 arrays of the program are never cast."""
-    return None if at.floats else _of_float8(at) or without_floats(at)
-
-
-def _of_float8(at: Place) -> EquationPlan | None:
-    """A product of float8 arrays of the program's own is rounded as ours are."""
-    # qwix and Flax set the result dtype to that of the model. In float32 it would raise the
-    # consumers, the scales first of all: 105 casts for 67 in a bfloat16 model.
-    if not at.region.lowers or at.name not in _CONTRACTS or at.need & OF_PRODUCTS:
-        return None
-    is_wide = at.declared(at.eqn.outvars[0]) == FLOAT32
-    if not is_wide or any(aval_of(v).dtype.itemsize != 1 for v in at.eqn.invars[:2]):
-        return None
-    if len(at.foreign) != 2:
-        return None
-    rule, origin = known_rule(at.name, at.region.rule)
-    if not isinstance(rule, CastPolicy):
-        # A user's function decides only about equations that autocast may cast.
-        rule = _decided(rule, at).policy if origin == "default" else None
-    if rule is not CastPolicy.LOWER_PRECISION_FP:
-        return None
-    return rounded_once(without_floats(at), at.compute_dtype, _LOW)
+    return None if at.floats else without_floats(at)
 
 
 def _moves_a_source(at: Place) -> EquationPlan | None:
@@ -174,9 +148,8 @@ def _has_a_rule(at: Place) -> EquationPlan | None:
     if decision.emit is not None:
         return emitted(at, decision)
     plan = _by_policy(at, decision, origin)
-    if decision.output_dtype is None and decision.precision is None:
-        return plan
-    return in_precision(at, cast_results(plan, decision), decision.precision)
+    plan = cast_results(plan, decision)
+    return in_precision(at, plan, decision.precision) if decision.precision else plan
 
 
 DECISIONS: tuple[Link, ...] = (
@@ -321,65 +294,50 @@ def _saying(why: str, plan: EquationPlan) -> EquationPlan:
     )
 
 
-def _takes_differences(at: Place) -> EquationPlan | None:
-    """A contraction with a constant whose elements add up to 0: a stencil, a wavelet; a spline.
+def _reads_what_needs_digits(at: Place) -> EquationPlan | None:
+    """A contraction of positions, of a stencil, or in float16 of an `exp` that nothing normalizes.
 
-    Without it: the Laplacian of a smooth field was 3.7 times its size off, a thin-plate spline 25
-    pixels of 100.
+    Without it: the angle of position 255, a number of bfloat16, was half a radian off, the
+    Laplacian of a smooth field 3.7 times its size, and `exp(s) @ v` infinite from scores of 11.1.
     """
-    # The result is a small difference of its terms. No learned weight adds up to 0.
-    for i, state in enumerate(at.given[:2]):
-        if state.const_range is not None and state.const_range.is_stencil():
-            cause = f"the elements of constant {i} add up to 0"
-            return in_dtype(at, FLOAT32, Reason(ReasonCode.LITERAL, cause, (i,)))
-        if reading.multiplies_points(at.eqn, i) and _has_both_signs(state):
-            cause = f"constant {i} adds and subtracts points"
-            return in_dtype(at, FLOAT32, Reason(ReasonCode.LITERAL, cause, (i,)))
-    return None
+    reasons = (reason for i in (0, 1) if (reason := _needs_digits(at, i)) is not None)
+    return next((in_dtype(at, FLOAT32, reason) for reason in reasons), None)
 
 
-def _has_both_signs(state: ValueState) -> bool:
-    return state.const_range is not None and state.const_range.has_both_signs()
-
-
-def _reads_positions(at: Place) -> EquationPlan | None:
-    """A contraction of integers that count something: positions.
-
-    Without it: the angle of position 255, a number of bfloat16, is half a radian off.
-    """
+def _needs_digits(at: Place, i: int) -> Reason | None:
+    """Returns why operand ``i`` of a contraction needs float32, None if it does not."""
+    state, made, constant = at.given[i], at.made[i], at.given[i].const_range
+    if constant is not None:
+        # The result is a small difference of its terms. No learned weight adds up to 0.
+        if constant.is_stencil():
+            return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
+        if constant.has_both_signs() and reading.multiplies_points(at.eqn, i):
+            return Reason(ReasonCode.LITERAL, f"constant {i} adds and subtracts points", (i,))
     # An angle is a position times a frequency. Integers with a known bound are positions. Inputs
     # have none: they are positions if at most three are summed (x, y, z), else a mask, one-hot
     # rows, an adjacency or a weight.
-    for i in (0, 1):
-        bound = at.given[i].integer_bound
-        is_counted = bound is not None and 1 < bound < math.inf
-        if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(at.eqn))):
-            reason = Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-            return in_dtype(at, FLOAT32, reason)
-        # Scaled, or in a constant of the program, they are positions, too.
-        const_range = at.given[i].const_range
-        if at.made[i].counted or (const_range is not None and const_range.is_even()):
-            reason = Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
-            return in_dtype(at, FLOAT32, reason)
+    bound = state.integer_bound
+    is_counted = bound is not None and 1 < bound < math.inf
+    if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(at.eqn))):
+        return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
+    # Scaled, or in a constant of the program, they are positions, too.
+    if made.counted or (constant is not None and constant.is_even()):
+        return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
+    # An `exp` of a value less its row's maximum is at most 1, and so is that of a negated square.
+    if made.exponential and state.dtype == FLOAT32 and at.compute_dtype == np.float16:
+        return Reason(ReasonCode.LITERAL, f"operand {i} is an exp without a bound", (i,))
     return None
 
 
 def _is_needed(at: Place) -> EquationPlan | None:
-    """A contraction with consumers that need its digits: squares, a decomposition.
+    """A contraction with consumers that need its digits: squares, a decomposition, an index.
 
-    Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`.
+    Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`; 98 % of the cells of a quantizer of
+    mixed radices were others.
     """
-    if not at.need & OF_PRODUCTS:
-        return None
-    row = next(row for row in ROWS if at.need & OF_PRODUCTS & row.need)
-    return in_dtype(at, FLOAT32, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
-
-
-def _counts(at: Place) -> EquationPlan | None:
-    """A product of integers that becomes an index, beyond the integers that 16 bits represent.
-
-    Without it: 98 % of the cells of a quantizer of mixed radices were others.
-    """
+    if at.need & OF_PRODUCTS:
+        row = next(row for row in ROWS if at.need & row.need & OF_PRODUCTS)
+        return in_dtype(at, FLOAT32, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
     is_index = at.need & Need.SNAP and _reads_whole(at) is False
     return in_dtype(at, FLOAT32, _WHOLE) if is_index else None
 
@@ -410,29 +368,11 @@ def _holds_whole(at: Place, i: int) -> bool | None:
     return state.may_be_rounded or bool(is_held)
 
 
-def _reads_exponentials(at: Place) -> EquationPlan | None:
-    """In float16, a contraction of an `exp` that nothing normalizes: float32.
-
-    Without it: `exp(s) @ v / exp(s).sum()` was infinite from scores of 11.1 on.
-    """
-    # `exp(x - max(x))` is at most 1, and so is `exp(-x**2)`.
-    if at.compute_dtype != np.float16:
-        return None
-    for i, (state, made) in enumerate(zip(at.given[:2], at.made, strict=False)):
-        if made.exponential and state.dtype == FLOAT32:
-            reason = Reason(ReasonCode.LITERAL, f"operand {i} is an exp without a bound", (i,))
-            return in_dtype(at, FLOAT32, reason)
-    return None
-
-
 GUARDS: tuple[Link, ...] = (
     Link(_exceeds_the_range),
     Link(_cannot_pay),
     Link(_is_needed, _CONTRACTS),
-    Link(_takes_differences, _CONTRACTS),
-    Link(_reads_positions, _CONTRACTS),
-    Link(_counts, _CONTRACTS),
-    Link(_reads_exponentials, _CONTRACTS),
+    Link(_reads_what_needs_digits, _CONTRACTS),
 )
 
 
@@ -463,14 +403,14 @@ def _with_float32_result(at: Place, plan: EquationPlan, reason: Reason) -> Equat
     """Returns the plan of a lowered contraction with its accumulator as the result."""
     if not _is_rounded(plan):
         return plan
-    results = tuple(ValueState(_ACCUMULATOR) for _ in plan.results)
+    results = tuple(ValueState(FLOAT32) for _ in plan.results)
     return dataclasses.replace(plan, results=results, reason=reason, action=_contract(at, plan))
 
 
 def _is_rounded(plan: EquationPlan) -> bool:
     """Whether autocast lowers the equation, and so rounds its result to 16 bits."""
     lowered = plan.reason is _LOW and not isinstance(plan.action, Keep)
-    return lowered and plan.results[0].dtype != _ACCUMULATOR
+    return lowered and plan.results[0].dtype != FLOAT32
 
 
 # --- PROMOTE --------------------------------------------------------------------------------
@@ -547,8 +487,6 @@ def _is_norm(at: Place) -> EquationPlan | None:
     # A function of sources alone stays float32 for its consumers, as in any other promotion.
     if all([state.source is not None for state in at.given]):
         return None
-    if _reads_whole(at) is not None:
-        return in_dtype(at, FLOAT32, _WHOLE)
     return in_dtype(at, FLOAT32, _SQUARES) if reading.is_norm(at.eqn) else None
 
 

@@ -147,7 +147,7 @@ def _with_next_step(want: Want, read: Demand) -> Want:
     if not want.needs & LOST:
         return want
     both, reader = Demand.LOW | Demand.FULL, "the next step"
-    return dataclasses.replace(want, demand=both, fulls=1, reader=reader, first_full=reader)
+    return dataclasses.replace(want, demand=both, fulls=1, reader=reader)
 
 
 def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:

@@ -23,7 +23,6 @@ from ..primitives.reading import (
     multiplies_points,
     reduction_depth,
     subtracted_from_one,
-    takes_every_other,
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
@@ -117,7 +116,6 @@ DECOMPOSES = frozenset(
     tridiagonal tridiagonal_solve custom_linear_solve
     """.split()
 )
-_EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min".split())
 
 
 class At(NamedTuple):
@@ -175,15 +173,6 @@ def cannot_pay(eqn: JaxprEqn) -> bool:
     """Returns whether a contraction sums so few elements that no matrix unit gains by it."""
     most = MOST_THAT_CANNOT_PAY.get(eqn.primitive.name)
     return most is not None and at_least(most, reduction_depth(eqn))
-
-
-def _neighbors(at: At) -> Sequence[Any]:
-    # The start of an `associative_scan`. The number of factors that follow is unknown.
-    if at.eqn.primitive.name != "mul":
-        return ()
-    made = [None if isinstance(v, Literal) else at.makers.get(v) for v in at.eqn.invars]
-    a, b = [eqn.invars[0] if eqn and takes_every_other(eqn) else None for eqn in made]
-    return () if a is None or a is not b else (a,)
 
 
 def _expanded(at: At) -> Sequence[Any]:
@@ -261,10 +250,6 @@ def _snapped(at: At) -> Sequence[Any]:
 
 
 def _ranked(at: At) -> Sequence[Any]:
-    if at.eqn.primitive.name in _EXTREMES:
-        # The gradient goes to the largest element: near 1, many values of a tanh are equal in 16
-        # bits.
-        return at.eqn.invars if at.made[0].saturated else ()
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
     # A comparison with a given value is a threshold: it ranks nothing.
@@ -284,7 +269,7 @@ def _sharp(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name == "sub":
         return _subtracted(at)
     if at.eqn.primitive.name in _MULTIPLIES_ALL | {"mul"}:
-        return [*_factors(at), *_neighbors(at)]
+        return _factors(at)
     return _ranked(at)
 
 
@@ -324,6 +309,8 @@ ROWS = (
         _CHEAP,
         # Near its pole the function multiplies an error of its operand by 1 / operand.
         "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite",
+        having("saturates"),
+        "a function that is infinite at some value",
     ),
     Row(
         Need.STEEP,
@@ -337,7 +324,7 @@ ROWS = (
     ),
     Row(
         Need.SHARP,
-        _RANKS | _COMPARES | _EXTREMES | _MULTIPLIES_ALL | {"mul", "sub"},
+        _RANKS | _COMPARES | _MULTIPLIES_ALL | {"mul", "sub"},
         _sharp,
         _CHEAP | {"sqrt"},
         "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices, and "

@@ -203,7 +203,7 @@ class Planner:
             *at.given,
             *at.made,
             *at.wants,
-            *[(want.reader, want.first_full) for want in at.wants],
+            *[want.reader for want in at.wants],
             *[v.aval for v in eqn.invars],
             *eqn.params,
             *eqn.params.values(),

@@ -29,18 +29,16 @@ class Reads:
         demand: In which dtypes.
         fulls: How many equations read it in float32, or move it for those that do.
         first: The primitive that reads it first, in program order.
-        first_full: The one that reads it first in float32.
     """
 
     demand: Demand = Demand.NONE
     fulls: int = 0
     first: str = ""
-    first_full: str = ""
 
     def as_want(self, needs: int) -> Want:
         """Returns the request of these consumers to the producer of the value."""
         fulls = min(self.fulls, 2)
-        return Want(None, self.demand, needs, fulls, self.first, self.first_full, is_known=True)
+        return Want(None, self.demand, needs, fulls, self.first, is_known=True)
 
 
 NOBODY = Reads()
@@ -65,22 +63,18 @@ class Readers:
             if want.dtype is not None:
                 self._read(v, Demand.of(want.dtype), OUTPUT)
             elif want.is_known or want.demand:
-                self._read(v, want.demand, want.reader, want.first_full, want.fulls)
+                self._read(v, want.demand, want.reader, want.fulls)
             else:
                 # Outer consumers are not known yet: leave the dtype of `v` alone.
                 self._read(v, Demand.LOW | Demand.FULL, "")
         self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 
-    def _read(
-        self, v: Atom, demand: Demand, reader: str, first_full: str = "", fulls: int | None = None
-    ) -> None:
+    def _read(self, v: Atom, demand: Demand, reader: str, fulls: int | None = None) -> None:
         reads = self._reads.setdefault(v, Reads())
         reads.demand |= demand
         reads.first = reader
         if demand is Demand.FULL:
-            first_full = reader
             fulls = (reader != OUTPUT) if fulls is None else fulls
-        reads.first_full = first_full or reads.first_full
         reads.fulls += fulls or 0
 
     def of(self, v: Atom) -> Reads:

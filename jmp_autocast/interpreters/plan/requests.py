@@ -13,24 +13,22 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, variables_in
+from ..compat import Atom, Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
-from .data import Contract, Demand, EquationPlan, Place, Source, ValueState, Want
+from .data import Demand, EquationPlan, Place, ValueState, Want
 from .float_dtypes import is_16_bit
-from .marks import is_convolved_sum
-from .needs import HARMED, LOST, NOTHING, OF_PRODUCTS, RAISED, ROWS, Need, Needs
+from .needs import HARMED, LOST, NOTHING, RAISED, ROWS, Need, Needs
 from .readers import Readers, Reads
 from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
+from .votes import is_stream
 
 _CLEARS = having("clears")
-_CONTRACTS = having("contracts")
 _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
 _SATURATES = having("saturates")
-_SUMS = having("sums")
 _NO_WISH = Want()
 
 
@@ -48,39 +46,24 @@ class Maker(NamedTuple):
     reads: Reads
 
     @property
-    def name(self) -> str:
-        """The name of its primitive."""
-        return self.at.name
-
-    @property
-    def need(self) -> Need:
-        """The needs of its first result."""
-        return self.at.need
-
-    @property
     def computed(self) -> int:
         """How many of its operands are computed, each counted once."""
         pairs = zip(self.at.eqn.invars, self.at.given, strict=True)
         return len({v for v, state in pairs if state.is_computed})
 
-    @property
-    def is_low(self) -> bool:
-        """Whether its result has 16 bits."""
-        return is_16_bit(self.plan.results[0].dtype)
-
     def asks(self, demand: Demand, reader: str) -> Want:
         """Returns a request for the equation."""
-        return Want(None, demand, int(self.need), 0, reader)
+        return Want(None, demand, int(self.at.need), 0, reader)
 
 
 # --- requests, in this order ----------------------------------------------------------------
 
 
 def _by_need(it: Maker) -> Want | None:
-    """A producer is raised if its consumers need float32 precision, whatever their dtypes."""
-    if not it.is_low:
+    """A producer is raised for a need of its consumers, in any dtype of theirs."""
+    if not is_16_bit(it.plan.results[0].dtype):
         return None
-    needed = it.need & RAISED.get(it.name, NOTHING)
+    needed = it.at.need & RAISED.get(it.at.name, NOTHING)
     raised = (row for row in ROWS if needed & row.need) if needed else ()
     return next((it.asks(Demand.FULL, row.reader) for row in raised), None)
 
@@ -96,39 +79,13 @@ def _all_readers(it: Maker) -> Want | None:
         return None
     if demand is Demand.of(it.plan.results[0].dtype):
         return None
-    is_moved = it.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
+    is_moved = it.at.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
     return None if demand is Demand.FULL and is_moved else it.asks(demand, it.reads.first)
-
-
-def _one_full_reader(it: Maker) -> Want | None:
-    """A value with a consumer that loses digits is computed in float32, and cast for the others.
-
-    `slogdet` of [[300, 1], [2, 300]] is 11.4, and infinite in float16 if the difference is rounded.
-    So is a tanh with ``log(1 - y * y)`` in a loss, and ``y`` in the next layer: the loss was 22 %
-    off in bfloat16. A sum with a source may be larger than its other summand.
-    """
-    if not it.reads.first_full or it.reads.demand is Demand.FULL:
-        return None
-    loses = it.name == "sub" and bool(it.need & Need.POLE)
-    loses |= it.name in _SATURATES and bool(it.need & LOST)
-    # At level "compute" no source raises its sum, as with `dtype=` by hand.
-    loses |= it.name in _SUMS and not it.at.policy.data_abstains and _adds_a_source(it)
-    return it.asks(Demand.FULL, it.reads.first_full) if loses else None
-
-
-def _adds_a_source(it: Maker) -> bool:
-    """Whether a sum adds a source in 16 bits that is no bias of a contraction."""
-    is_bias = max([m.fresh for m in it.at.made]) == 2
-    if it.plan.reason.code is not ReasonCode.PROMOTE_LOW or is_bias:
-        return False
-    found = [s for s in it.at.given if s.known_value is None]
-    return any(s.source and not s.may_be_rounded for s in found)
 
 
 ASKS: tuple[Callable[[Maker], Want | None], ...] = (
     _by_need,
     _all_readers,
-    _one_full_reader,
 )
 
 
@@ -141,41 +98,19 @@ def _is_stream(it: Maker, want: Want) -> bool:
     So is that of a convolutional network at every level, unless its rounding does harm: a norm that
     reads it is no reason to store it in float32.
     """
-    if it.at.policy.data_abstains:
-        # A stream that is computed in float32 needs no rounding if all its consumers are float32,
-        # too.
-        return _is_residual_sum(it) and not it.plan.casts
-    is_stream = is_convolved_sum(it.at.eqn, it.at.made)
-    return want.demand is Demand.FULL and is_stream and not it.need & HARMED
-
-
-def _is_residual_sum(it: Maker) -> bool:
-    """Whether it adds values of its own size that no parameter is among."""
-    if it.name not in _SUMS:
+    if not is_stream(it.at):
         return False
-    # A bias is smaller than the sum, and a parameter of full size (a learned position) is no
-    # stream.
-    shape = aval_of(it.at.eqn.outvars[0]).shape
-    pairs = zip(it.at.eqn.invars, it.at.given, strict=True)
-    sources = [s.source for v, s in pairs if aval_of(v).shape == shape]
-    return len(sources) > 1 and all(source in (None, Source.DATA) for source in sources)
+    if it.at.policy.data_abstains:
+        # One that is computed in float32 needs no rounding where all its readers are, too.
+        return not it.plan.casts
+    return want.demand is Demand.FULL and not it.at.need & HARMED
 
 
 def _is_gated_summand(it: Maker, want: Want) -> bool:
     """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass."""
-    is_gated = it.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
-    only_sums = not it.need & Need.BEYOND_SUMS
+    is_gated = it.at.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
+    only_sums = not it.at.need & Need.BEYOND_SUMS
     return it.computed > 1 and is_gated and only_sums
-
-
-def _is_only_an_index(it: Maker, want: Want) -> bool:
-    """For the index alone, beside 16-bit readers, no two activations are kept in float32."""
-    if not it.need & (Need.SNAP | Need.SHARP) or it.reads.demand is Demand.FULL:
-        return False
-    if it.need & OF_PRODUCTS:
-        return False
-    saturates = it.name in _SATURATES and it.need & Need.SHARP
-    return it.computed > 1 or not (it.name in _FEEDS or saturates)
 
 
 def _cannot_follow(it: Maker, want: Want) -> bool:
@@ -184,16 +119,13 @@ def _cannot_follow(it: Maker, want: Want) -> bool:
     if want.demand is Demand.LOW:
         # Two computed operands would each need a cast, the result needs one; a row of a buffer is
         # smaller than the buffer.
-        clears = it.name in _CLEARS and not (it.name in _MOVES and _shrinks(it.at.eqn))
+        clears = it.at.name in _CLEARS and not (it.at.name in _MOVES and _shrinks(it.at.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     # Only 16 bits by vote are raised, never those of a rule, a scope or the user; and only cheap
     # ops: a float32 `sin` for a float32 consumer costs more than a cast.
-    saturates = it.name in _SATURATES and it.need & LOST
-    # A product of vectors, which no guard checks.
-    saturates |= it.name in _CONTRACTS and it.need & OF_PRODUCTS
-    is_cheap = it.name in _FEEDS or saturates or picks(it.at.eqn)
-    is_contract = isinstance(it.plan.action, Contract)
-    return is_contract or not (code is ReasonCode.PROMOTE_LOW and is_cheap)
+    saturates = it.at.name in _SATURATES and it.at.need & LOST
+    is_cheap = it.at.name in _FEEDS or saturates or picks(it.at.eqn)
+    return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 
 
 def _shrinks(eqn: JaxprEqn) -> bool:
@@ -205,7 +137,6 @@ def _shrinks(eqn: JaxprEqn) -> bool:
 REFUSES: tuple[Callable[[Maker, Want], bool], ...] = (
     _is_stream,
     _is_gated_summand,
-    _is_only_an_index,
     _cannot_follow,
 )
 

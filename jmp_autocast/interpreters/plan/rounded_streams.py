@@ -12,16 +12,13 @@ import dataclasses
 
 from ...policies import FLOAT32
 from ..compat import aval_of
-from ..primitives.traits import having
 from .basic_plans import rounded_once
 from .data import EquationPlan, Inside, Place
 from .float_dtypes import is_16_bit
-from .marks import is_convolved
 from .needs import HARMED, Need
 from .reasons import Reason, ReasonCode
-from .votes import far_literal, literal_guard, voters
+from .votes import far_literal, is_stream, voters
 
-_SUMS = having("sums")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
 
 
@@ -44,7 +41,7 @@ def rounded_stream(at: Place, plan: EquationPlan) -> EquationPlan:
     if not (at.policy.data_abstains or _promotes_computed(at, plan)):
         return plan
     read_low = bool(at.need & Need.LEADS) and not at.need & HARMED
-    if read_low and _is_sum(at, plan) and (at.policy.data_abstains or is_convolved(at.made)):
+    if read_low and plan.reason.code is ReasonCode.PROMOTE_FULL and is_stream(at):
         return rounded_once(plan, at.compute_dtype, _SUM)
     return dataclasses.replace(
         plan, results=(dataclasses.replace(plan.results[0], was_rounded=True),)
@@ -62,8 +59,7 @@ def _promotes_computed(at: Place, plan: EquationPlan) -> bool:
         return False
     if any(at.given[i].source is not None for i in voters(at)):
         return False
-    guard = literal_guard(at.given, at.floats, at.compute_dtype)
-    return guard is None and far_literal(at, at.compute_dtype) is None
+    return far_literal(at, at.compute_dtype) is None
 
 
 def _was_rounded(at: Place, plan: EquationPlan) -> bool:
@@ -78,12 +74,3 @@ def _was_rounded(at: Place, plan: EquationPlan) -> bool:
         if s.is_computed and aval_of(v).shape == shape
     ]
     return bool(found) and all(found)
-
-
-def _is_sum(at: Place, plan: EquationPlan) -> bool:
-    """Whether an equation adds computed values of its own size, without a request for float32."""
-    if at.name not in _SUMS or plan.reason.code is not ReasonCode.PROMOTE_FULL:
-        return False
-    shape = aval_of(at.eqn.outvars[0]).shape
-    pairs = zip(at.eqn.invars, at.given, strict=True)
-    return all(s.is_computed and aval_of(v).shape == shape for v, s in pairs)

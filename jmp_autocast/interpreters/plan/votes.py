@@ -6,18 +6,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..compat import JaxprEqn, aval_of
-from ..primitives.reading import adds_up_cotangents
+from ..compat import aval_of
 from ..primitives.traits import having
 from .constant_range import BOUND, NEAR
 from .data import Place, Source, ValueState
+from .marks import is_convolved_sum
 from .reasons import Reason, ReasonCode
 from .symbolic_sizes import is_as_large
 from .value_facts import clamped, representable
 
 _CHOOSES = having("chooses")
 _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of the operands
-_REPEATS = having("repeats")
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
@@ -107,9 +106,26 @@ def is_harmless(state: ValueState) -> bool:
     """Returns whether a source is known to be small, or exact, or one literal, as in PyTorch."""
     if state.known_value is not None or state.may_be_rounded:
         return True
-    if state.integer_bound is not None:
-        return state.integer_bound <= 1
     return state.const_range is not None and state.const_range.is_within_one()
+
+
+def is_stream(at: Place) -> bool:
+    """Returns whether a sum is in a residual stream that is 16 bits by intent.
+
+    At level "compute" this is any sum of values of its own size that no parameter is among: a bias
+    is smaller, and a parameter of full size, a learned position, is no stream. At other levels it
+    is the stream of a convolutional network.
+
+    Args:
+        at: The equation.
+    """
+    if not at.policy.data_abstains:
+        return is_convolved_sum(at.eqn, at.made)
+    shape = aval_of(at.eqn.outvars[0]).shape
+    pairs = zip(at.eqn.invars, at.given, strict=True)
+    sources = [s.source for v, s in pairs if aval_of(v).shape == shape]
+    is_sum = at.name in _SUMS and len(sources) > 1
+    return is_sum and all(source in (None, Source.DATA) for source in sources)
 
 
 def starts_stream(at: Place) -> bool:
@@ -177,10 +193,3 @@ def far_literal(at: Place, compute_dtype: np.dtype) -> Reason | None:
             cause = f"{what} takes digits of what it meets in {compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
-
-
-def is_replicated(eqn: JaxprEqn, i: int) -> bool:
-    """Returns whether the transpose of an equation adds up cotangents of operand ``i``."""
-    if eqn.primitive.name in _REPEATS:
-        return adds_up_cotangents(eqn)
-    return aval_of(eqn.invars[i]).shape != aval_of(eqn.outvars[0]).shape

@@ -96,11 +96,6 @@ def casts_to_integer(eqn: JaxprEqn) -> bool:
     return aval_of(eqn.invars[0]).dtype.kind not in "biu"
 
 
-def takes_every_other(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation takes elements of an array that are no neighbours: `x[::2]`."""
-    return eqn.primitive.name == "slice" and max(eqn.params["strides"] or (1,)) > 1
-
-
 def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     """Returns whether the transpose of an equation that repeats elements adds up many cotangents.
 
