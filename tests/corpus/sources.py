@@ -48,8 +48,7 @@ def other_packages() -> Iterator[Program]:
         return Applied(applied.graph, applied.call, lambda call: nnx_autocast(call, **options))
 
     for index, (name, program) in enumerate(PROGRAMS.items()):
-        options: dict[str, Any] = {"settings": rotated(index, 3)}
-        options |= {"derive": program.grad, "forward_mode": program.mode == "jvp"}
+        options: dict[str, Any] = {"settings": rotated(index, 3), "derive": program.grad}
         if name.startswith("nnx: "):
             options["cast"] = cast_of_calls
         yield Program(name, lambda p=program, n=name: p.build(Draw(n)), **options)

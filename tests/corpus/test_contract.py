@@ -7,22 +7,15 @@ import sys
 
 import pytest
 
-from .compare import Options, changed_lines, compare, differing
+from .compare import changed_lines, differing
 from .contract import RECORDING
-from .record import ABOUT, read, recorded_sources, write
+from .record import ABOUT, read, recorded_sources
 
 OLD = """\
 dot_general bfloat16 bfloat16 -> bfloat16 | LOWER_PRECISION |
 exp float32 -> float32 | FP32 |"""
 OTHER_REASON = OLD.replace("FP32", "FEEDER")
 OTHER_DTYPE = OLD.replace("exp float32 -> float32 | FP32", "exp bfloat16 -> bfloat16 | PROMOTE_LOW")
-
-
-def written(folder, plan):
-    folder.mkdir()
-    (folder / ABOUT).write_text("{}")
-    write(folder / "source.jsonl.gz", {"program": {"plan o1 bfloat16": plan}})
-    return folder
 
 
 def test_another_reason_is_no_other_dtype():
@@ -34,19 +27,6 @@ def test_another_reason_is_no_other_dtype():
         "-exp float32 -> float32 | FP32 |",
         "+exp bfloat16 -> bfloat16 | PROMOTE_LOW |",
     ]
-
-
-def test_what_changes_is_printed_with_its_reason(tmp_path, capsys):
-    old, same, new = (
-        written(tmp_path / name, plan)
-        for name, plan in (("old", OLD), ("same", OTHER_REASON), ("new", OTHER_DTYPE))
-    )
-    assert compare(old, same, Options(dtypes=True)) == 0
-    assert compare(old, new, Options(dtypes=True)) == 1
-    out = capsys.readouterr().out
-    assert "source: program: plan o1 bfloat16" in out
-    assert "+exp bfloat16 -> bfloat16 | PROMOTE_LOW" in out
-    assert "Why: PROMOTE_LOW 1" in out
 
 
 def test_a_recording_is_committed():

@@ -154,15 +154,6 @@ def test_what_a_rule_closes_over_has_no_gradient(cast):
         jax.grad(cast(fixed_point), (0, 1))(w(), x())
 
 
-def custom_root(w, x):
-    residual = lambda y: y - jnp.tanh(y @ w) / 2 - x
-    solve = lambda f, y: lax.fori_loop(0, 20, lambda _, y: y - f(y), y)
-    return jnp.sum(
-        lax.custom_root(residual, x, solve, lambda f, y: jnp.linalg.solve(jax.jacobian(f)(y), y))
-        ** 2
-    )
-
-
 def scaled_by(backward):
     """A function whose rule is a product by what ``backward`` makes of the weight."""
 
@@ -219,8 +210,3 @@ FORMS = {
 def test_what_a_rule_holds_itself(form):
     fn = scaled_by(form)
     assert_trees_close(grad(CAST(fn), w(), x()), grad(fn, w(), x()), 3e-2)
-
-
-def test_a_root_of_jax_whose_function_closes_over_values():
-    found = jax.grad(CAST(custom_root))(w(), x())
-    assert_trees_close(found, jax.grad(custom_root)(w(), x()), 3e-2)

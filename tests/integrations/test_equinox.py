@@ -30,17 +30,10 @@ def mlp():
     return eqx.filter_jit(eqx.nn.MLP)(8, 3, 5, 2, activation=jnp.tanh, key=KEY)
 
 
-@functools.cache
-def ensemble():
-    return eqx.filter_jit(eqx.filter_vmap(lambda key: eqx.nn.MLP(8, 3, 5, 1, jnp.tanh, key=key)))(
-        jax.random.split(KEY, 2)
-    )
-
-
 @pytest.fixture(scope="module", autouse=True)
 def models():
     """Made before anything is traced: they are constants of the programs."""
-    mlp(), ensemble()
+    mlp()
 
 
 def loss(model, x):
@@ -57,24 +50,15 @@ class Model(eqx.Module):
         return loss(self.mlp, x)
 
 
-IN_AXES = (eqx.if_array(0), None)
-
 # Each is a program of a cast; the float32 one is that of `plain`.
 PROGRAMS = {
     "filter_jit of autocast": lambda cast: eqx.filter_jit(cast(loss))(mlp(), X),
     "autocast of filter_jit": lambda cast: cast(eqx.filter_jit(loss))(mlp(), X),
     "filter_grad": lambda cast: eqx.filter_grad(cast(loss))(mlp(), X),
     "filter_value_and_grad": lambda cast: eqx.filter_value_and_grad(cast(loss))(mlp(), X),
-    "autocast of filter_value_and_grad": lambda cast: cast(eqx.filter_value_and_grad(loss))(
-        mlp(), X
-    ),
     "a method": lambda cast: eqx.filter_grad(lambda m, x: cast(m.loss)(x))(Model(mlp()), X),
-    "filter_jit of a model": lambda cast: eqx.filter_jit(cast(Model(mlp())))(X[0]),
     "filter_vmap": lambda cast: eqx.filter_vmap(cast(mlp()))(X),
     "autocast of filter_vmap": lambda cast: cast(eqx.filter_vmap(mlp()))(X),
-    "an ensemble": lambda cast: eqx.filter_vmap(cast(lambda m, x: m(x)), in_axes=IN_AXES)(
-        ensemble(), X[0]
-    ),
     "filter_checkpoint": lambda cast: eqx.filter_grad(eqx.filter_checkpoint(cast(loss)))(mlp(), X),
     "filter_jvp": lambda cast: eqx.filter_jvp(lambda x: cast(loss)(mlp(), x), (X,), (X,)),
     "filter_vjp": lambda cast: eqx.filter_vjp(cast(loss), mlp(), X)[1](jnp.float32(1)),

@@ -275,11 +275,3 @@ class Nested(nn.Module):
 def test_a_part_governs_itself():
     params = jax.jit(Nested().init)(KEY, ROWS)
     assert dot_dtypes(trace(whole(Nested().apply), params, ROWS)) == [LOW, FULL]
-
-
-def test_a_wrapped_class_keeps_its_name():
-    wrapped = part(Encoder)
-    assert (wrapped.__name__, wrapped.__qualname__) == (Encoder.__name__, Encoder.__qualname__)
-    assert wrapped.__module__ == Encoder.__module__
-    assert issubclass(wrapped, Encoder)
-    assert part(functools.partial(nn.Dense, 4)).func.__name__ == "Dense"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jmp_autocast import BF16, explain
+from jmp_autocast import BF16
 from jmp_autocast.integrations.nnx import autocast
 from jmp_autocast.interpreters.compat import scope_names
 from tests.support.jaxprs import dot_dtypes, named
@@ -19,7 +19,6 @@ from tests.support.nnx_models import (
     bf16,
     jaxpr_of,
     loss_fn,
-    new_net,
     scanned,
     tower,
 )
@@ -127,18 +126,6 @@ def test_methods_have_scopes(fn):
     assert "method" not in Tied.logits.__qualname__  # the class is as it was
 
 
-@pytest.mark.parametrize(
-    ("pattern", "low"),
-    [("*/embed", {MIXED}), ("*/attend", {MIXED}), ("*/mix", {HEAD}), ("*/logits", set())],
-)
-def test_policies_find_methods(pattern, low):
-    policy = BF16.with_rules({"*": "float32"}, scope=pattern)
-    cast = autocast(lambda net, t: net.logits(t), policy=policy)
-    rows = explain(cast, Tied(), jnp.zeros(3, int)).rows
-    found = {r.scope for r in rows if r.primitive == "dot_general" and r.operands[0] == "bfloat16"}
-    assert found == low
-
-
 # --- modules are the kind of tree that they are outside ---------------------------------------
 
 PRETRAINED = Tower(nnx.Rngs(1))
@@ -242,18 +229,3 @@ def test_threads_trace_at_once():
     )
     assert found == {"first": TOWER_SCOPES, "second": TOWER_SCOPES, "plain": {""}}
     assert vars(Block)["__call__"] is original
-
-
-def test_explain_shows_scopes_and_changes_no_state():
-    net, policy = new_net(), BF16.with_rules({"*": "float32"}, scope="*/head")
-    report = explain(autocast(loss_fn, policy=policy), net, X)
-    dots = [(row.scope, row.operands[0]) for row in report.rows if row.primitive == "dot_general"]
-    assert dots == [("Net/dense/Linear", "bfloat16"), ("Net/head/Linear", "float32")]
-    assert not report.totals.unmatched_scopes
-    assert net.calls[...] == 0
-    backward = explain(autocast(nnx.grad(loss_fn), policy=policy), net, X)
-    assert len([row for row in backward.rows if row.primitive == "dot_general"]) > len(dots)
-    with pytest.raises(ValueError, match="enabled=False"):
-        explain(autocast(loss_fn, enabled=False), net, X)
-    with pytest.raises(ValueError, match="already wrapped"):
-        explain(bf16(loss_fn), net, X, policy=BF16)

@@ -29,10 +29,6 @@ def plain(fn):
     return fn
 
 
-def with_aux(net, x):
-    return loss_fn(net, x), net.calls[...]
-
-
 def scanned(cast, net, xs):
     step = lambda net, x: (net, cast(loss_fn)(net, x))
     return nnx.scan(step, in_axes=(nnx.Carry, 0), out_axes=(nnx.Carry, 0))(net, xs)[1]
@@ -52,22 +48,13 @@ def of_kernels(cast):
     return nnx.grad(cast(loss_fn), argnums=argnums)
 
 
-def switched(cast, net):
-    branches = [cast(lambda m, x: m(x)), cast(lambda m, x: m(2 * x))]
-    return nnx.switch(1, branches, net, X)
-
-
 # Each calls the module once.
 CALLS = {
     "argument": lambda cast, net: cast(lambda m, x: m(x))(net, X),
     "module": lambda cast, net: cast(net)(X),
     "method": lambda cast, net: cast(net.__call__)(X),
-    "partial": lambda cast, net: cast(functools.partial(lambda m, x: m(x), net))(X),
     "twice": lambda cast, net: cast(lambda head, a, b, x: a(x))(net.head, net, net, X),
-    "nested": lambda cast, net: cast(lambda m, x: cast(m)(x))(net, X),
-    "autocast of cond": lambda cast, net: cast(functools.partial(branched, plain))(net, X),
     "cond": lambda cast, net: branched(cast, net, X),
-    "switch": switched,
     "value_and_grad": lambda cast, net: nnx.value_and_grad(cast(loss_fn))(net, X),
     "autocast of value_and_grad": lambda cast, net: cast(nnx.value_and_grad(loss_fn))(net, X),
     "grad of some variables": lambda cast, net: of_kernels(cast)(net, X),

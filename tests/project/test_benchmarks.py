@@ -1,7 +1,6 @@
 """The benchmarks run, and count what they say they count."""
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -72,51 +71,6 @@ def test_the_pairs_whose_cycles_are_compared_are_programs():
             assert jax.eval_shape(fn, *shapes).shape
 
 
-def test_casts_are_told_apart(vs_handwritten):
-    from comparison.counts import casts_and_dots, low_share, mixed
-
-    def step(w):
-        def loss(w):
-            def body(h, _):
-                low = h.astype(jnp.bfloat16) @ w.T.astype(jnp.bfloat16)  # in a loop of 3
-                return low.astype(jnp.float32), None
-
-            # The carry begins as a parameter, and is none later.
-            h, _ = jax.lax.scan(body, w[:2], None, length=3)
-            return jnp.sum(h @ w)
-
-        return jax.grad(loss)(w)
-
-    casts, dots = casts_and_dots(jax.make_jaxpr(step)(jnp.ones((4, 4))), 1, 1)
-    assert [c.kind for c in casts].count("parameter") == 1
-    assert [c.kind for c in casts].count("gradient") == 1
-    forward = [
-        c for c in casts if c.kind == "activation" and c.what == "float32 to bfloat16 [2, 4]"
-    ]
-    assert {c.nbytes for c in forward} == {3 * 2 * 4 * (4 + 2)}
-    assert mixed(dots) == 0
-    flops = 2 * 2 * 4 * 4
-    assert sum(d.flops for d in dots) == flops * (3 * 3 + 2)  # three per step, two after the loop
-    assert low_share(dots) == pytest.approx(9 / 11)
-
-
-def test_residuals_count_each_array_once(vs_handwritten):
-    from comparison.residuals import residuals
-
-    def loss(w, x):
-        low = x.astype(jnp.bfloat16)
-        again = jax.jit(lambda x: x.astype(jnp.bfloat16))(x)  # the same value, in a call
-        y = (low @ w.astype(jnp.bfloat16)) * (again @ w.astype(jnp.bfloat16))
-        some = jnp.where(x > 0, x * w[0, 0], 0.0)  # its backward pass reads zeros: made anew
-        return jnp.sum(y.astype(jnp.float32)) + jnp.sum(some), None
-
-    found = residuals(loss, jnp.ones((4, 4)), jnp.ones((8, 4)))
-    kept = {(k.what, k.parameter) for k in found.arrays}
-    # x in 16 bits once, the one product (the other is equal), and the condition.
-    assert sorted(kept) == [("bfloat16 [8, 4]", False), ("bool [8, 4]", False)]
-    assert found.nbytes() == 2 * 8 * 4 * 2 + 8 * 4
-
-
 @pytest.fixture
 def training():
     with run_from("benchmarks", module="training.command_line"):
@@ -142,15 +96,3 @@ def test_training_is_compared_pair_by_pair(training, capsys, tmp_path, monkeypat
     table = capsys.readouterr().out
     assert all(name in table for name in found)
     assert "| VAE | 3 | training loss |" in results.read_text()
-
-
-def test_a_paired_difference_and_its_standard_error(training):
-    from training.loop import Outcome
-    from training.report import difference
-
-    outcome = lambda *scores: Outcome(np.float32(scores), np.zeros(()), np.zeros(()), 0.0, 0.0)
-    found = difference(outcome(1.5, 3.5, 6.0), outcome(1, 2, 4))
-    assert found.mean == pytest.approx(4 / 3)
-    assert found.error == pytest.approx(np.std([0.5, 1.5, 2], ddof=1) / 3**0.5)
-    assert str(found).endswith(" *")
-    assert not str(difference(outcome(1, 3), outcome(2, 1))).endswith("*")

@@ -6,7 +6,6 @@ that are not installed here, which have to parse.
 """
 
 import ast
-import re
 
 import jax
 import pytest
@@ -72,26 +71,3 @@ def imported(source):
     nodes = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Import | ast.ImportFrom)]
     names = [n.module if isinstance(n, ast.ImportFrom) else n.names[0].name for n in nodes]
     return {name.partition(".")[0] for name in names}
-
-
-TRAINS = re.compile(
-    r"apply_updates\(|(optimizer|tx)\.update\(|apply_gradients\(|\.fit\(|train_step\("
-)
-HALF = re.compile(r"jnp\.float16|FP16|[\"']float16[\"']")
-SCALED = re.compile(r"scaled_value_and_grad|LossScale|loss_scaling|GradScaler")
-
-
-def trains_without_a_scale(source):
-    """True for a program that updates parameters, names float16 and no loss scale."""
-    return bool(TRAINS.search(source) and HALF.search(source) and not SCALED.search(source))
-
-
-def test_no_page_trains_in_float16_without_a_loss_scale():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert trains_without_a_scale(SCALED.sub("value_and_grad", text))
-    programs = {
-        f"{name}:{block.line}": block.text for name in PAGES for block in blocks(PAGES[name])
-    }
-    assert [name for name, program in programs.items() if trains_without_a_scale(program)] == []
-    for path in (ROOT / "examples").glob("*.py"):
-        assert not trains_without_a_scale(path.read_text(encoding="utf-8")), path

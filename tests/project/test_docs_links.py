@@ -58,18 +58,3 @@ def test_no_page_of_an_sdist_links_to_what_it_lacks():
     assert dead_links({"docs/a.md": "[a](../.ci/run) [b](https://x.org)"}, files) == [
         "docs/a.md: .ci/run"
     ]
-
-
-def test_no_address_of_the_project_is_given_before_it_has_one():
-    """The package index, the repository and the site of the project have no address yet."""
-    own = re.compile(r"https?://\S*jmp[-_]autocast\S*")
-    kinds = ("*.md", "*.toml", "*.py", "*.cff", "*.yml", "*.html", "*.js")
-    skipped = {"_build", ".nox", ".venv", "tests"}
-    found = [
-        f"{path.relative_to(ROOT)}: {address}"
-        for kind in kinds
-        for path in ROOT.rglob(kind)
-        if not skipped & set(path.relative_to(ROOT).parts)
-        for address in own.findall(path.read_text(encoding="utf-8"))
-    ]
-    assert not found

@@ -3,7 +3,6 @@
 import ast
 import json
 import math
-import struct
 import subprocess
 import sys
 
@@ -39,10 +38,6 @@ def test_every_example_is_tested():
     assert set(NAMES) <= {node.value for node in here if isinstance(node, ast.Constant)}
 
 
-def size_of(picture):
-    return struct.unpack(">II", picture.read_bytes()[16:24])
-
-
 def test_a_page_lists_the_examples():
     text = (ROOT / "docs/examples.md").read_text(encoding="utf-8")
     assert [name for name in NAMES if f"{name}.py" not in text] == []
@@ -50,7 +45,7 @@ def test_a_page_lists_the_examples():
 
 
 @pytest.mark.slow
-def test_digits_train_in_16_bits_as_far_as_in_float32(capsys, tmp_path):
+def test_digits_train_in_16_bits_as_far_as_in_float32(tmp_path):
     full, *low = load("train_digits").main(["--steps", "66", "--output", str(tmp_path)])
     assert is_picture(tmp_path / "losses.png")
     assert (full.dtype, full.low_flops, full.skipped_steps) == ("float32", 0, 0)
@@ -60,8 +55,6 @@ def test_digits_train_in_16_bits_as_far_as_in_float32(capsys, tmp_path):
         assert (run.low_flops, run.skipped_steps) == (1, 0)
         assert abs(run.score - full.score) <= 0.015
         assert run.loss == pytest.approx(full.loss, rel=0.05)
-    table = capsys.readouterr().out
-    assert all(name in table for name in ("float32", "float16", "bfloat16", "accuracy"))
 
 
 @pytest.mark.slow
@@ -114,7 +107,7 @@ def test_a_model_that_is_split_over_devices_trains_as_on_one(tmp_path, capsys):
     assert split.validation_loss == pytest.approx(one.validation_loss, rel=1e-3)
 
 
-def test_a_tuned_policy_trains_where_float16_fails(tmp_path, capsys):
+def test_a_tuned_policy_trains_where_float16_fails(tmp_path):
     options = "--blocks 2 --loud 1 --width 8 --batch-size 8 --steps 40 --output".split()
     result = load("tune_policy").main([*options, str(tmp_path / "new" / "folder")])
     assert {each.scope for each in result.report.kept} == {"block_1/gate"}
@@ -127,10 +120,7 @@ def test_a_tuned_policy_trains_where_float16_fails(tmp_path, capsys):
     # The first scales of the loss may be too large for a step or two.
     assert result.skipped["tuned"] <= 2 < result.skipped["float16"] == 40
     assert np.mean(tuned[-5:]) == pytest.approx(np.mean(full[-5:]), rel=0.2)
-    assert size_of(picture) == (960, 540)
-    text = capsys.readouterr().out
-    assert "float16  last loss nan, 40 steps skipped" in text
-    assert all(str(path) in text for path in result.files)
+    assert is_picture(picture)
 
 
 @pytest.mark.parametrize("name", ["loss_scaling_linen", "loss_scaling_nnx"])
@@ -144,7 +134,7 @@ def test_loss_scaling_of_flax(name, capsys, tmp_path):
         assert all(np.all(np.isfinite(leaf)) for leaf in leaves)
 
 
-def test_a_transformer_is_explained(tmp_path, capsys):
+def test_a_transformer_is_explained(tmp_path):
     example = load("explain_transformer")
     options = [*TINY, *"--context 16 --batch-size 2 --output".split()]
     result = example.main([*options, str(tmp_path / "new" / "report")])
@@ -152,12 +142,9 @@ def test_a_transformer_is_explained(tmp_path, capsys):
     assert loss.totals.low_share == gradient.totals.low_share == 1.0
     assert len(gradient.rows) > 2 * len(loss.rows)
     assert loss.totals.residual_nbytes > loss.totals.float32_residual_nbytes > 0
-    text = capsys.readouterr().out
-    assert loss.summary in text
-    assert gradient.summary in text
     assert [path.name for path in result.files] == ["loss.html", "gradient.html", "precision.png"]
-    assert all(path.is_file() and str(path) in text for path in result.files)
-    assert size_of(result.files[-1]) > (1440, 500)
+    assert all(path.is_file() for path in result.files)
+    assert is_picture(result.files[-1])
     modules = example.modules_of(loss)
     dense = modules["Gpt/Block_0/Dense_0"].by_dtype()
     assert dense["bfloat16"].flops > 0.9 * sum(share.flops for share in dense.values())
@@ -167,7 +154,7 @@ def test_a_transformer_is_explained(tmp_path, capsys):
 
 
 @pytest.mark.parametrize("name", SMALL)
-def test_an_example_trains(name, tmp_path, capsys):
+def test_an_example_trains(name, tmp_path):
     options, pictures = SMALL[name]
     (run,) = load(name).main([*options.split(), "--output", str(tmp_path)])
     assert (run.dtype, len(run.losses)) == ("float16", 12)
@@ -179,13 +166,10 @@ def test_an_example_trains(name, tmp_path, capsys):
     # the weights' gradients are outer products there, which sum nothing and stay float32.
     assert run.low_flops > (0.7 if name == "train_neural_ode" else 0.99)
     assert all(is_picture(tmp_path / picture) for picture in pictures)
-    text = capsys.readouterr().out
-    assert "12/12" in text  # the progress bar
-    assert "float16" in text
 
 
 @pytest.mark.slow
-def test_float8_trains_as_bfloat16_does(tmp_path, capsys):
+def test_float8_trains_as_bfloat16_does(tmp_path):
     options = ["--steps", "6", "--seeds", "2", "--output", str(tmp_path)]
     runs = {run.name: run for run in load("train_float8").main(options)}
     assert [run.losses.shape for run in runs.values()] == [(6, 2)] * 4
@@ -195,11 +179,10 @@ def test_float8_trains_as_bfloat16_does(tmp_path, capsys):
     assert 0 < np.abs(low - full).max() < np.abs(least - full).max() < 0.1
     assert np.abs(full[:, 0] - full[:, 1]).max() > 0
     assert is_picture(tmp_path / "losses.png")
-    assert "- float32" in capsys.readouterr().out
 
 
 @pytest.mark.slow
-def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
+def test_an_exported_model_computes_the_same_elsewhere(tmp_path):
     results = load("export_classifier").main(["--epochs", "1", "--output", str(tmp_path)])
     assert [result.dtype for result in results] == ["float32", "bfloat16", "float16"]
     full, *low = results
@@ -210,10 +193,9 @@ def test_an_exported_model_computes_the_same_elsewhere(tmp_path, capsys):
         assert result.report.totals.low_share == 1
         assert result.probabilities.dtype == "float32"
     assert is_picture(tmp_path / "export.png")
-    assert "bfloat16" in capsys.readouterr().out
 
 
-def test_one_cast_is_rounded_at_random_and_right_in_the_mean(tmp_path, capsys):
+def test_one_cast_is_rounded_at_random_and_right_in_the_mean(tmp_path):
     example = load("stochastic_rounding")
     options = ["--steps", "200", "--weights", "512", "--output", str(tmp_path)]
     full, nearest, random = example.main(options)
@@ -224,10 +206,9 @@ def test_one_cast_is_rounded_at_random_and_right_in_the_mean(tmp_path, capsys):
     assert abs(random.errors.mean()) < 4 * random.errors.std() / np.sqrt(512) < moved / 8
     assert [result.derivative for result in (full, nearest, random)] == [1, 1, 1]
     assert is_picture(tmp_path / "rounding.png")
-    assert "200/200" in capsys.readouterr().out
 
 
-def test_attention_is_replaced(tmp_path, capsys):
+def test_attention_is_replaced(tmp_path):
     options = "--layers 1 --width 32 --heads 2 --context 64 --batch-size 2 --output".split()
     example = load("fused_attention")
     full, low, fused = example.main([*options, str(tmp_path)])
@@ -237,10 +218,6 @@ def test_attention_is_replaced(tmp_path, capsys):
         assert 1e-5 < max(result.errors.values()) < 0.02
     assert fused.kept < low.kept / 2
     assert is_picture(tmp_path / "attention.png")
-    assert "3/3" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        example.main(["--width", "30"])
-    assert "--width must be a multiple of --heads" in capsys.readouterr().err
 
 
 NOTEBOOK = EXAMPLES / "tour.ipynb"

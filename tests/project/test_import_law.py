@@ -92,25 +92,6 @@ def test_a_room_may_import_only_rooms_above_it():
         assert max(map(rooms.index, allowed - {"interpreters"}), default=-1) < rooms.index(room)
 
 
-def test_the_interpreters_have_few_arrows_and_no_circle():
-    inside = {
-        (own, other)
-        for own, other, _ in arrows()
-        if own.startswith("interpreters/") and other.startswith("interpreters/")
-        if "__init__" not in own
-    }
-    assert len(inside) <= 20
-    order = ["compat", "primitives", "regions", "before", "plan", "after", "rewrite", "keep"]
-    for own, other in inside:
-        assert order.index(own.split("/")[1]) > order.index(other.split("/")[1]), (own, other)
-
-
-def test_the_core_knows_nothing_of_what_is_built_on_it():
-    core = [room for room in LAW if room.startswith(("policies", "interpreters/"))]
-    above = {"float8", "interpreters/keep", "loss_scaling", "optimizers"}
-    assert not {(own, other) for own, other, _ in arrows() if own in core and other in above}
-
-
 def circles(imports):
     """Yields a text for each circle of files that import each other."""
     done = set()

@@ -1,6 +1,5 @@
 """JAX names without a compatibility promise stand in ``interpreters/compat`` alone.
 
-Those of Flax, which its API reference leaves out, stand in ``integrations/flax_compat.py``.
 Read from the source: every import and every dotted name that starts at ``jax``, and the names of
 attributes that JAX's objects have without documenting them.
 """
@@ -14,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
 
 from jmp_autocast.interpreters import compat
 from jmp_autocast.interpreters.compat.private_names import PRIVATE
@@ -189,57 +187,3 @@ def test_no_other_file_of_the_package_asks_for_the_version():
         if name in asked
     ]
     assert not found
-
-
-INTEGRATIONS = pathlib.Path(__file__).parents[2] / "jmp_autocast" / "integrations"
-FLAX_COMPAT = INTEGRATIONS / "flax_compat.py"
-
-# What the integrations use of Flax's reference (flax.readthedocs.io) and of its guides to pytrees
-# and to randomness.
-FLAX_DOCUMENTED = frozenset(
-    """
-    flax.linen flax.linen.Module flax.errors flax.errors.TraceContextError
-    flax.nnx flax.nnx.All flax.nnx.DiffState flax.nnx.Module flax.nnx.Not flax.nnx.Optimizer
-    flax.nnx.Param flax.nnx.Pytree flax.nnx.RngState flax.nnx.Variable flax.nnx.data
-    flax.nnx.from_flat_state flax.nnx.grad flax.nnx.is_data flax.nnx.merge
-    flax.nnx.register_data_type flax.nnx.split flax.nnx.state flax.nnx.to_flat_state flax.nnx.update
-    """.split()
-)
-
-
-def undocumented_in_flax():
-    """Names that a graph and a variable have, that the reference does not explain or JAX shares."""
-    objects = (nnx.graphdef(nnx.Dropout(0.5)), nnx.Param(np.zeros(1)))
-    names = {name for x in objects for name in dir(x) if not name.startswith("__")}
-    public = (jax.Array, np.ndarray, dict, list, str, tuple, frozenset, nnx.Dropout(0.5))
-    return names.difference(*map(dir, public))
-
-
-FLAX_UNDOCUMENTED = undocumented_in_flax()
-
-
-def not_documented(source):
-    return sorted(
-        {
-            (line, name)
-            for line, name in names_used(ast.parse(source))
-            if (name.split(".")[0] == "flax" and name not in FLAX_DOCUMENTED)
-            or (name.startswith(".") and name[1:] in FLAX_UNDOCUMENTED)
-            or name == "flax.nnx.Pytree.__setattr__"
-        }
-    )
-
-
-def test_no_other_file_uses_a_name_that_flax_does_not_document():
-    found = [
-        f"{path.name}:{line} {name}"
-        for path in sorted(INTEGRATIONS.glob("*.py"))
-        if path != FLAX_COMPAT
-        for line, name in not_documented(path.read_text(encoding="utf-8"))
-    ]
-    assert not found, "\n".join(["put these into integrations/flax_compat.py:", *found])
-
-
-def test_flax_compat_is_where_they_are():
-    names = {name for _, name in not_documented(FLAX_COMPAT.read_text(encoding="utf-8"))}
-    assert {"flax.nnx.split_context", "flax.core.lift.pack", ".with_same_outer_index"} <= names

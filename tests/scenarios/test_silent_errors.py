@@ -170,17 +170,6 @@ def test_the_gradient_of_a_row_that_is_read_often(read, x, dtype):
     np.testing.assert_allclose(got, jax.grad(loss)(ONE, x), rtol=2 * EPS[dtype])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_vmap_inside_is_vmap_outside(dtype):
-    """The inner product of long vectors overflowed float16 under vmap alone."""
-    a = jnp.full((4, 1000), 20.0)
-    fn = lambda a, b: jnp.vdot(a, b)
-    inside = autocast(jax.vmap(fn), dtype)(a, a)
-    outside = jax.vmap(autocast(fn, dtype))(a, a)
-    np.testing.assert_array_equal(inside, outside)
-    np.testing.assert_allclose(inside, jax.vmap(fn)(a, a))
-
-
 OUTSIDE = {
     "computed": lambda p: jnp.exp(jnp.log(jnp.arange(1.0, 17.0) * 100))[:, None],
     "counted": lambda p: (jnp.arange(16.0) * 100 + 0.5)[:, None],

@@ -25,7 +25,7 @@ class Comparison:
         draw = Draw(name)
         with jax.numpy_dtype_promotion("standard"):
             self.fn, self.args = program.build(draw)
-            self.directions = directions_of(program, self.fn, self.args, draw)
+            self.directions = directions_of(self.fn, self.args, draw)
             self.plain = self._traced(self.fn)
 
     def _traced(self, fn):

@@ -26,10 +26,6 @@ def model(make, apply, *shape, **options):
     return Program(build, **{"grad": (0, 1), **options})
 
 
-def batched(layer, x):
-    return jax.vmap(layer)(x)
-
-
 def rotary_attention(modules, x):
     attention, rope = modules
 
@@ -38,12 +34,6 @@ def rotary_attention(modules, x):
 
     mask = jnp.tril(jnp.ones((len(x), len(x)), bool))
     return attention(x, x, x, mask=mask, process_heads=heads)
-
-
-def token_model(modules, x):
-    embed, norm, mlp = modules
-    tokens = jnp.argsort(x, axis=1)
-    return jax.vmap(jax.vmap(lambda t: mlp(norm(embed(t)))))(tokens)
 
 
 PROGRAMS |= {
@@ -55,15 +45,5 @@ PROGRAMS |= {
         rotary_attention,
         5,
         12,
-    ),
-    "embedding, rms norm and mlp": model(
-        lambda key: (
-            eqx.nn.Embedding(6, 6, key=key),
-            eqx.nn.RMSNorm(6),
-            eqx.nn.MLP(6, 3, 5, 2, jax.nn.gelu, key=key),
-        ),
-        token_model,
-        2,
-        6,
     ),
 }

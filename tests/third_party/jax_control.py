@@ -49,40 +49,12 @@ def fixed_point(w, x):
     return lax.custom_root(residual, jnp.zeros_like(x), solve, tangent_solve)
 
 
-def newton(w, x):
-    """Newton's method for a system of equations, in a while loop."""
-
-    def f(z):
-        return jnp.tanh(w @ z) + 2 * z - x
-
-    def step(state):
-        i, z = state
-        return i + 1, z - jnp.linalg.solve(jax.jacfwd(f)(z), f(z))
-
-    return lax.while_loop(lambda s: s[0] < 4, step, (0, jnp.zeros_like(x)))[1]
-
-
 def linear_recurrence(x, w_in, w_out, decay):
     """A state space layer: an associative scan."""
     u = x @ w_in
     a = jnp.broadcast_to(jax.nn.sigmoid(decay), u.shape)
     combine = lambda p, q: (p[0] * q[0], q[0] * p[1] + q[1])
     return lax.associative_scan(combine, (a, u), axis=1)[1] @ w_out
-
-
-def mapped(x, w):
-    return lax.map(lambda row: jax.nn.softmax(jnp.tanh(row @ w) @ w.T), x, batch_size=2)
-
-
-def sinkhorn(x, y, w):
-    """Entropic optimal transport between two clouds of points."""
-    x, y = jnp.tanh(x @ w), jnp.tanh(y @ w)
-    cost = jnp.sum(x**2, -1)[:, None] + jnp.sum(y**2, -1) - 2 * x @ y.T
-    f = jnp.zeros(len(x))
-    for _ in range(3):
-        g = -jax.nn.logsumexp(f[:, None] - cost, axis=0)
-        f = -jax.nn.logsumexp(g - cost, axis=1)
-    return jnp.exp(f[:, None] + g - cost)
 
 
 def physics_informed(w, v, t):
@@ -113,10 +85,7 @@ def adam_in_a_scan(w, x):
 PROGRAMS |= {
     "odeint": of_arrays(ode, (6, 6), (6,), (2, 6), solver=ODE),
     "custom root": of_arrays(fixed_point, (6, 6), (6,)),
-    "newton in a while loop": of_arrays(newton, (6, 6), (6,), mode="jvp"),
     "associative scan": of_arrays(linear_recurrence, (2, 6, 6), (6, 5), (5, 2), (5,)),
-    "map in batches": of_arrays(mapped, (5, 6), (6, 5)),
-    "sinkhorn": of_arrays(sinkhorn, (4, 6), (5, 6), (6, 6)),
     "physics-informed network": of_arrays(physics_informed, (1, 6), (6,), (5,)),
     "adam in a scan": of_arrays(adam_in_a_scan, (6,), (5, 6)),
 }

@@ -57,12 +57,6 @@ def spectral_layer(x, real, imaginary):
     return x + jax.nn.gelu(jnp.fft.irfft(mixed, x.shape[1], axis=1)) @ real[0]
 
 
-def fourier_mixing(x, w):
-    """FNet: attention replaced by a Fourier transform."""
-    h = jnp.fft.fftn(x, axes=(1, 2)).real
-    return jnp.tanh(h / 4) @ w
-
-
 def long_convolution(x, decay, w):
     """A convolution by FFT with a kernel as long as the sequence, as of state space models."""
     kernel = jnp.exp(-jnp.exp(decay) * jnp.arange(x.shape[1])[:, None])
@@ -73,21 +67,10 @@ def long_convolution(x, decay, w):
 
 PROGRAMS |= {
     "spectral layer": of_arrays(spectral_layer, (2, 8, 6), (3, 6, 6), (3, 6, 6)),
-    "fourier mixing": of_arrays(fourier_mixing, (2, 4, 6), (6, 5)),
     "long convolution": of_arrays(long_convolution, (2, 8, 6), (6,), (6, 2)),
-    "einsum path": of_arrays(
-        lambda a, b, c: jnp.einsum("bij,jk,bkl->bil", a, b, c), (2, 3, 6), (6, 5), (2, 5, 3)
-    ),
-    "convolve and polyval": of_arrays(
-        lambda x, k: jnp.polyval(k, jnp.convolve(x, k, mode="same") / 3), (9,), (6,)
-    ),
 }
 
 # --- jax.nn, jax.image, jax.ops, sparse arrays, random samples --------------------------------
-
-
-def attention(q, k, v, bias):
-    return jax.nn.dot_product_attention(q, k, v, bias, is_causal=True)
 
 
 def grouped_attention(q, k, v):
@@ -118,9 +101,6 @@ def sparse_product(x, w):
 
 
 PROGRAMS |= {
-    "dot product attention": of_arrays(
-        attention, (2, 5, 2, 8), (2, 5, 2, 8), (2, 5, 2, 8), (2, 2, 5, 5)
-    ),
     "grouped query attention": of_arrays(
         grouped_attention, (2, 6, 4, 8), (2, 6, 2, 8), (2, 6, 2, 8)
     ),

@@ -23,7 +23,6 @@ class Program:
     Attributes:
         build: From a `Draw` to the function and its arguments.
         grad: The arguments to differentiate.
-        mode: "vjp" for reverse mode; "jvp" for forward mode, where JAX has no other.
         solver: The relative tolerance that the program asks of an iterative or adaptive solver,
             whose answer may differ by as much whenever it takes other steps.
         cast: From the function and the compute dtype to the function under autocast.
@@ -31,7 +30,6 @@ class Program:
 
     build: Callable
     grad: tuple[int, ...] = (0,)
-    mode: str = "vjp"
     solver: float = 0
     cast: Callable = with_autocast
 
@@ -98,11 +96,7 @@ def floats(tree):
 
 
 def value_and_gradient(program, fn):
-    """A function of arguments and directions that returns what ``fn`` does, and derivatives.
-
-    The directions are cotangents of the float results in reverse mode, and tangents of the
-    arguments in forward mode.
-    """
+    """A function of arguments and cotangents that returns what ``fn`` does, and derivatives."""
 
     def run(args, directions):
         def of(*chosen):
@@ -111,19 +105,13 @@ def value_and_gradient(program, fn):
             return floats(out), out
 
         chosen = tuple(args[i] for i in program.grad)
-        if program.mode == "jvp":
-            _, derivatives, out = jax.jvp(of, chosen, directions, has_aux=True)
-        else:
-            _, pullback, out = jax.vjp(of, *chosen, has_aux=True)
-            derivatives = pullback(directions)
-        return out, floats(derivatives)
+        _, pullback, out = jax.vjp(of, *chosen, has_aux=True)
+        return out, floats(pullback(directions))
 
     return run
 
 
-def directions_of(program, fn, args, draw):
-    if program.mode == "jvp":
-        return jax.tree.map(lambda x: draw(*x.shape), tuple(args[i] for i in program.grad))
+def directions_of(fn, args, draw):
     return [draw(*x.shape).astype(x.dtype) for x in floats(jax.eval_shape(fn, *args))]
 
 
