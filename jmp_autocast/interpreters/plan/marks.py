@@ -405,7 +405,7 @@ def _unbounded(it: Operands) -> bool:
 
 def _masked_or_scaled(it: Operands, mark: str) -> bool:
     # A computed row, or a cotangent, normalizes.
-    return _most(it, mark) and all(
+    return bool(_most(it, mark)) and all(
         [
             m.exponential or m.given or (i in it.large and it.bound(i) > 0)
             for i, m in enumerate(it.made)
@@ -513,7 +513,7 @@ def marks_of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
     if not (made_here or passed):
         return NONE
     it = Operands(eqn, made, full_size(eqn, made))
-    marks = {row.mark: value for row in made_here if (value := row.makes(it))}
+    marks: dict[str, Any] = {r.mark: value for r in made_here if (value := r.makes(it))}
     for row in passed:
         if value := row.joins(it, row.mark):
             marks[row.mark] = max(value, marks.get(row.mark, 0))
