@@ -11,7 +11,8 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast, explain
-from jmp_autocast.interpreters.plan import marks
+from jmp_autocast.interpreters.plan import mark_sweep
+from jmp_autocast.interpreters.plan.marks import NONE
 from tests.fuzz.comparison import interpreted
 from tests.support.steps import LOOPS, scanned
 
@@ -73,9 +74,9 @@ WITHOUT = [(name, loop) for name in READ for loop in LOOPS if name != "multiplie
 @pytest.mark.parametrize(("name", "loop"), WITHOUT)
 def test_and_is_wrong_if_marks_do_not_go_round(name, loop, monkeypatch):
     unmarked = lambda body, inputs, memo: [
-        marks.NONE if i in body.carried else m for i, m in enumerate(inputs)
+        NONE if i in body.carried else m for i, m in enumerate(inputs)
     ]
-    monkeypatch.setattr(marks, "_gone_round", unmarked)
+    monkeypatch.setattr(mark_sweep, "_gone_round", unmarked)
     assert not error(loop(*READ[name]), BF16) <= 0.004
 
 

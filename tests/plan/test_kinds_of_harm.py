@@ -767,23 +767,8 @@ AT_MOST_1 = {
     "over its sum": lambda s, v: (jnp.exp(s) / jnp.exp(s).sum(-1, keepdims=True)) @ v,
     "log of a sum": lambda s, v: jnp.exp(s - jax.nn.logsumexp(s, -1, keepdims=True)) @ v,
     "square": lambda s, v: jnp.exp(-(s**2) / 2) @ v,
-    "decay": lambda s, v: jnp.exp(-jnp.exp(v[0, 0]) * jax.nn.softplus(s)) @ v,
     "kernel": lambda s, v: jnp.exp(-v[0, 0] * jnp.sum((s[:, None] - v) ** 2, -1)) @ v,
     "capped": lambda s, v: jnp.exp(jnp.minimum(s, 5.0)) @ v + jnp.exp(jnp.clip(s, -20, 2)) @ v,
-    "segments": lambda s, v: (
-        jnp.exp((c := jnp.cumsum(jax.nn.log_sigmoid(s), -1))[:, :, None] - c[:, None]) @ v
-    ),
-    "segments of Mamba-2": lambda s, v: (
-        jnp.exp(
-            jnp.where(
-                jnp.tri(8, dtype=bool),
-                (c := jnp.cumsum(-jnp.exp(v[0]) * jax.nn.softplus(s), -1))[:, :, None] - c[:, None],
-                -jnp.inf,
-            )
-        )
-        @ v
-    ),
-    "own log of a sum": lambda s, v: jnp.exp(s - jnp.log(jnp.exp(s).sum(-1, keepdims=True))) @ v,
     "largest of blocks": of_blocks,
     "largest in a call": lambda s, v: (
         jnp.exp(s - jax.jit(lambda t: t.max(-1, keepdims=True))(s)) @ v

@@ -14,7 +14,8 @@ from typing import Any, TypeAlias
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, body_of
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
-from .marks import AllMarks, Marks, Memo, given_to, marks_of, moved_in, of
+from .mark_sweep import AllMarks, Memo, given_to, marks_of, moved_in, of
+from .marks import Marks
 from .symbolic_sizes import at_least, element_count
 
 

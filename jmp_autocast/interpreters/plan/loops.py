@@ -14,7 +14,8 @@ from ..regions import Region
 from .call_operands import cast_states, read_low
 from .data import Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .float_dtypes import is_16_bit
-from .marks import PARAMETER, Marks, inputs_of
+from .mark_sweep import inputs_of
+from .marks import PARAMETER, Marks
 from .needs import LOST, Need, needs_in_bodies
 from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams

@@ -27,18 +27,8 @@ from ..primitives.reading import (
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
 from .images import Images, cancelled, images_in
-from .marks import (
-    MOST_FACTORS,
-    Marks,
-    Memo,
-    accumulated_in,
-    adds,
-    given_to,
-    inputs_of,
-    marks_of,
-    moved_in,
-    of,
-)
+from .mark_sweep import Memo, accumulated_in, given_to, inputs_of, marks_of, moved_in, of
+from .marks import MOST_FACTORS, Marks, adds
 from .symbolic_sizes import at_least, element_count
 
 

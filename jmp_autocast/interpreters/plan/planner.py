@@ -22,7 +22,7 @@ from .data import EquationPlan, Place, Plan, Source, ValueState, Want
 from .equation import plan_equation
 from .float_dtypes import float_dtype
 from .kinds import kind_of
-from .marks import Memo
+from .mark_sweep import Memo
 from .needs import promoted_by_rules
 from .rooms import products_of
 from .rounded_streams import rounded_stream

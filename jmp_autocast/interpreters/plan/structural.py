@@ -27,7 +27,8 @@ from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
 from .equation_view import view_of
-from .marks import NONE, Memo
+from .mark_sweep import Memo
+from .marks import NONE
 from .reasons import Reason, ReasonCode
 
 

@@ -17,7 +17,8 @@ from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from ..regions import Region
 from .data import Demand, EquationPlan, Place, ValueState, Want
-from .marks import Memo, accumulates, given_to, marks_of, moved_in, of
+from .mark_sweep import Memo, given_to, marks_of, moved_in, of
+from .marks import accumulates
 from .needs import NOTHING, Need, needs_of
 from .requests import find_requests
 from .value_facts import literal_state
