@@ -20,7 +20,7 @@ from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
 from .structural import (
     INSIDE,
-    PlansBodies,
+    Plans,
     full_if_float,
     loop_invariants,
     plans,
@@ -58,7 +58,7 @@ def _as_parameters(
 
 
 @plans("scan")
-def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
+def _scan(planner: Plans, at: Place) -> EquationPlan:
     """A scan: constants are cast before it, carries get the dtype in which they go round."""
     (body,), given = bodies(at.eqn), at.given
     start, end = body.fixed, body.fixed + len(body.carries)
@@ -130,7 +130,7 @@ def _carried(
     return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, marks, strict=True)]
 
 
-def _needs_of_carries(planner: PlansBodies, at: Place) -> list[int]:
+def _needs_of_carries(planner: Plans, at: Place) -> list[int]:
     """Returns the needs of the carries, in the next iteration and after the loop."""
     of_results = [Need(want.needs) for want in at.wants]
     *_, last = needs_in_bodies(at.eqn, of_results, planner.memo, at.made)
@@ -293,7 +293,7 @@ def _carry_reason(
 
 
 @plans("while")
-def _while(planner: PlansBodies, at: Place) -> EquationPlan:
+def _while(planner: Plans, at: Place) -> EquationPlan:
     """A while loop: nobody knows how often it runs, so all its carries keep their declared dtypes.
 
     Half an ulp of bfloat16 a step, 2**-9 of the value, is all of it after 512 steps.
