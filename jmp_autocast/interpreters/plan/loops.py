@@ -67,7 +67,9 @@ def _scan(planner: Plans, at: Place) -> EquationPlan:
     # in float32; the steps read a view of the 16-bit copy that is there already.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
-    xs, ys = _slices(given[end:]), at.wants[len(initial) :]
+    tagged = [(s, s.tag) for s in given[end:]]
+    xs = [s if tag is None else dataclasses.replace(s, tag=tag.sliced()) for s, tag in tagged]
+    ys = at.wants[len(initial) :]
     accumulating = _accumulating(planner.policy, at, body)
 
     needs = _needs_of_carries(planner, at)
@@ -110,11 +112,6 @@ def _scan(planner: Plans, at: Place) -> EquationPlan:
         reason,
         demands=(*inner.demands[:start], *of_carries, *inner.demands[end:]),
     )
-
-
-def _slices(states: Sequence[ValueState]) -> list[ValueState]:
-    """Returns the states of the slices of scanned arrays."""
-    return [s if s.tag is None else dataclasses.replace(s, tag=s.tag.sliced()) for s in states]
 
 
 def _carried(

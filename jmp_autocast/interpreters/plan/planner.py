@@ -68,11 +68,6 @@ class Planner:
         # A function may decide otherwise at each call, and an extension sees whole programs.
         self.key: Hashable = None if self._rule_functions or self._products else options
 
-    @property
-    def scopes(self) -> list[tuple[str, ...]]:
-        """The scopes of the plans so far that the policy's patterns can match."""
-        return self.regions.scopes
-
     def plan_program(
         self, jaxpr: AnyJaxpr, inputs: Sequence[ValueState], wants: Sequence[Want]
     ) -> Plan:

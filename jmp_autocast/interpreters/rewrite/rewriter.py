@@ -52,6 +52,7 @@ from ..plan.data import (
     Want,
 )
 from ..plan.float_dtypes import float_dtype
+from ..plan.picked_first import picked_first
 from ..plan.structural import Plans
 from ..primitives.accumulate import (
     accumulating_contraction,
@@ -68,7 +69,6 @@ from ..regions import AS_DECLARED
 from .closures import KeepsValues
 from .emitted import emitted
 from .moves import moved
-from .picked_first import picked_first
 from .repeated_lines import Line, Steps, emit_line, repeated_lines
 from .rewritten_bodies import make_innermost_first
 from .values import REPEATS, Scalar, Value, as_array, read, replication
