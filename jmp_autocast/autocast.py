@@ -22,7 +22,7 @@ from .float8.dequantize import dequantized
 from .float8.units import warn_without_units
 from .interpreters import Planner, Rewriter
 from .interpreters.after.computed_outputs import computed_wants
-from .interpreters.after.kept_wide import guarded_products, wide_kernels
+from .interpreters.after.kept_wide import warnings_of
 from .interpreters.compat import (
     ClosedJaxpr,
     body_of,
@@ -379,10 +379,9 @@ def run_call(
     if wrapper.is_whole:
         arguments.report_unmatched(planned.planner, fn)
     call, closed = planned.call, planned.closed
-    for kept in (guarded_products(planned.plan), wide_kernels(planned.plan)):
-        if kept:
-            dtype = planned.planner.policy.compute_dtype
-            warnings.warn(kept.message(arguments.name_of(fn), dtype), stacklevel=3)
+    dtype = planned.planner.policy.compute_dtype
+    for message in warnings_of(planned.plan, arguments.name_of(fn), dtype):
+        warnings.warn(message, stacklevel=3)
     outputs = planned.rewritten(*call.arrays)
     avals = [v.aval for v in body_of(closed).outvars]
     outputs = [

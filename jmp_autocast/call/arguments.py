@@ -363,8 +363,8 @@ def report_unmatched(planner: Planner, fn: Any) -> None:
         planner: The planner of the program.
         fn: The function, for the message.
     """
-    patterns = unmatched_patterns(planner.policy, planner.scopes)
-    names = {name for scope in planner.scopes for name in scope if read_mark(name) is None}
+    patterns = unmatched_patterns(planner.policy, planner.regions.scopes)
+    names = {name for scope in planner.regions.scopes for name in scope if read_mark(name) is None}
     if planner.has_rules:
         # A user's derivative rule may have scopes of its own, which are not known yet.
         patterns = [p for p in patterns if p.split("/")[0] not in names]

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from ..interpreters.compat import AnyJaxpr, aval_of
+from ..interpreters.plan.copies import plans_products
 from ..interpreters.plan.data import Emit, EquationPlan, Place, Source, Stored, ValueState
 from ..interpreters.plan.reasons import Reason, ReasonCode
-from ..interpreters.plan.rooms import plans_products
-from ..interpreters.plan.structural import INSIDE, PlansBodies, as_made, plans
+from ..interpreters.plan.structural import INSIDE, Plans, as_made, plans
 from ..interpreters.primitives.reading import dot_dimensions
 from ..interpreters.regions import PlansProduct
 from ..policies import E4M3, FLOAT32, Float8, Policy, as_recipe, may_use_float8
@@ -125,7 +125,7 @@ plans("float8_dot", "tangent_carrier", "row_major")(as_made)
 
 
 @plans("dequantize")
-def _stored(planner: PlansBodies, at: Place) -> EquationPlan:
+def _stored(planner: Plans, at: Place) -> EquationPlan:
     """Plans a `QuantizedArray` as a parameter, in any argument."""
     values, scale = map(aval_of, at.eqn.invars)
     tag = Weight(scale.ndim, trained=False) if may_use_float8(planner.policy) else None

@@ -23,7 +23,7 @@ _OF_CALLS = (BECAUSE, CAST)
 
 PlansProduct: TypeAlias = Callable[..., Any]
 """From a product (`Place`), its plan in the compute dtype, and whether the gradients of sources are
-float32, to the plan that another room makes of it: `plan/rooms.py`."""
+float32, to the plan that another room makes of it: `plan/copies.py`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -11,14 +11,15 @@ from ...call.arguments import name_of
 from ...interpreters import Source, compat
 from ...interpreters.after.kept_wide import kernels_in
 from ...interpreters.after.stored_reads import Copied, read_dtypes
-from ...interpreters.after.unknown import unknown_primitives
-from ...interpreters.after.walk import Visit, walk_plan
+from ...interpreters.after.walk import Visit, equations_once, walk_plan
 from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState, Want
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
+from ...interpreters.plan.structural import planning_rule
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import COMPUTE_DTYPES, CONTRACTIONS, E4M3, FLOAT32, Policy, PolicyLike
 from ...policies.errors import with_usage
+from ...policies.registry import known_rule
 from ...policies.rules import unmatched_patterns
 from ...scopes import BECAUSE, GOVERNED, read_mark
 from .at_risk import at_risk, left_at_risk
@@ -128,11 +129,21 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
         float32_residual_nbytes=residuals.float32_nbytes,
         declared_residual_nbytes=residuals.uncast_nbytes if planned.residuals.is_off else None,
         residual_error=residuals.error,
-        unknown=unknown_primitives(planned.planner, plan),
+        unknown=_unknown(planned),
         unmatched_scopes=(),
         loops_of_unknown_length=sum(row.primitive == "while" for row in rows),
     )
     return totals, residuals
+
+
+def _unknown(planned: PlannedCall) -> tuple[str, ...]:
+    """Returns the primitives that no rule covers, in order of appearance."""
+    found: dict[str, None] = {}
+    for body, eqn, _ in equations_once(planned.plan):
+        name, rule = eqn.primitive.name, planned.planner.regions.at(body.path, eqn).rule
+        if planning_rule(name) is None and known_rule(name, rule)[1] == "unknown":
+            found[name] = None
+    return tuple(found)
 
 
 # --- programs that hold autocast ----------------------------------------------------------------

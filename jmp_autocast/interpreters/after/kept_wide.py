@@ -7,9 +7,8 @@ for all its products, so that autocast does nothing. A kernel keeps its dtypes.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from ...policies import FLOAT32
 from ..compat import JaxprEqn, aval_of, is_array_aval, source_line
@@ -53,8 +52,7 @@ def _is_wide_kernel(eqn: JaxprEqn, plan: EquationPlan) -> bool:
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class KeptWide:
+class KeptWide(NamedTuple):
     """Products that are kept in float32.
 
     Args:
@@ -68,96 +66,60 @@ class KeptWide:
     largest: Visit
 
 
-K = TypeVar("K", bound=KeptWide)
+def warnings_of(plan: Plan, name: str, compute_dtype: Any) -> Iterator[str]:
+    """Yields the warnings: how many products stay in float32, which, why, and how to change it.
 
+    Guards count if they keep 1 % of the matmul and convolution FLOPs, precisions if they keep half,
+    and kernels if they have 1 %; none counts with less than a million in one call, or with a
+    symbolic number of them.
 
-class GuardedProducts(KeptWide):
-    """The matmuls and convolutions that guards, or requests, keep in float32."""
-
-    def message(self, name: str, compute_dtype: Any) -> str:
-        """Returns the text of the warning: the products, the reasons, and a way to lower them.
-
-        Args:
-            name: The name of the program.
-            compute_dtype: The dtype of its other products.
-        """
-        eqn, reason = self.largest.eqn, self.largest.plan.reason
-        scope = "/".join(self.largest.scope)
+    Args:
+        plan: The plan of a whole program.
+        name: The name of the program.
+        compute_dtype: The dtype of its other products.
+    """
+    guarded = _kept(plan, _is_guarded, flops, LEAST_SHARE)
+    if guarded := guarded or _kept(plan, _is_requested, flops, LEAST_SHARE_OF_REQUESTS):
+        eqn, reason = guarded.largest.eqn, guarded.largest.plan.reason
+        scope = "/".join(guarded.largest.scope)
         rule = f'{{"{eqn.primitive.name}": "LOWER_PRECISION_FP"}}'
         where, within = (f"scope {scope!r}", f", scope={scope!r}") if scope else ("no scope", "")
-        return (
-            f"autocast keeps {100 * self.share:.0f} % of the matmul and convolution FLOPs of "
+        yield (
+            f"autocast keeps {100 * guarded.share:.0f} % of the matmul and convolution FLOPs of "
             f"{name} in float32, first of all {eqn.primitive.name} in {where} "
             f"({source_line(eqn)}): {reason.code.value}, {reason.cause}. "
             f"If {compute_dtype} will do, use policy.with_rules({rule}{within}). If float32 is "
             "what you want, say so with full_precision() around it, or silence this by "
             'warnings.filterwarnings("ignore", message="autocast keeps").'
         )
-
-
-class WideKernels(KeptWide):
-    """The kernels that keep float32."""
-
-    def message(self, name: str, compute_dtype: Any) -> str:
-        """Returns the warning.
-
-        Args:
-            name: The name of the program.
-            compute_dtype: The dtype of its other products.
-        """
-        return (
-            f"autocast leaves {100 * self.share:.0f} % of the matmul FLOPs of {name} in kernels "
-            f"that run in float32, first of all {self.largest.eqn.primitive.name} "
-            f"({source_line(self.largest.eqn)}): a kernel keeps its dtypes. To run it with "
-            f"{compute_dtype} operands, call jmp_autocast.in_compute_dtype(function) in place of "
-            f"its function. If float32 is what you want, silence this by "
-            'warnings.filterwarnings("ignore", message="autocast leaves").'
+    if wide := _kept(plan, _is_wide_kernel, kernel_flops, LEAST_SHARE):
+        eqn = wide.largest.eqn
+        yield (
+            f"autocast leaves {100 * wide.share:.0f} % of the matmul FLOPs of {name} in kernels "
+            f"that run in float32, first of all {eqn.primitive.name} ({source_line(eqn)}): "
+            f"a kernel keeps its dtypes. To run it with {compute_dtype} operands, call "
+            "jmp_autocast.in_compute_dtype(function) in place of its function. If float32 is what "
+            'you want, silence this by warnings.filterwarnings("ignore", message="autocast '
+            'leaves").'
         )
 
 
-def guarded_products(plan: Plan) -> GuardedProducts | None:
-    """Returns the products that guards or precisions keep in float32, if they matter.
-
-    Args:
-        plan: The plan of a whole program.
-
-    Returns:
-        None if guards keep less than 1 % of the matmul and convolution FLOPs and precisions less
-        than half, or less than a million in one call, or if their number is symbolic.
-    """
-    guarded = _kept(GuardedProducts, plan, _is_guarded, flops, LEAST_SHARE)
-    return guarded or _kept(GuardedProducts, plan, _is_requested, flops, LEAST_SHARE_OF_REQUESTS)
-
-
-def wide_kernels(plan: Plan) -> WideKernels | None:
-    """Returns the kernels that keep float32, if they matter.
-
-    Args:
-        plan: The plan of a whole program.
-
-    Returns:
-        None if they are less than 1 % of the FLOPs of products, or less than a million.
-    """
-    return _kept(WideKernels, plan, _is_wide_kernel, kernel_flops, LEAST_SHARE)
-
-
-def kernels_in(plan: Plan) -> WideKernels | None:
+def kernels_in(plan: Plan) -> KeptWide | None:
     """Returns the kernels that keep float32, None where none does.
 
     Args:
         plan: The plan of a whole program.
     """
-    return _kept(WideKernels, plan, _is_wide_kernel, kernel_flops, 0, 0)
+    return _kept(plan, _is_wide_kernel, kernel_flops, 0, 0)
 
 
 def _kept(
-    kind: type[K],
     plan: Plan,
     keeps: Callable[[JaxprEqn, EquationPlan], bool],
     flops_of: Callable[[JaxprEqn], int],
     least_share: float,
     least_flops: int = LEAST_FLOPS,
-) -> K | None:
+) -> KeptWide | None:
     """Returns the equations that ``keeps`` selects, if their share of all FLOPs is large enough."""
     # Checked without a walk, which visits each call of one function.
     if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
@@ -170,4 +132,4 @@ def _kept(
     if not at_least(kept, least_flops) or not at_least(kept, least_share * total):
         return None
     _, largest = max(found, key=lambda pair: pair[0])
-    return kind(kept, kept / total, largest)
+    return KeptWide(kept, kept / total, largest)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from ..compat import JaxprEqn, scope_names
@@ -76,19 +76,6 @@ def equations_once(
             if id(inner) not in seen:
                 yield from equations_once(inner, seen)
         yield plan, eqn, equation
-
-
-def behind(visits: Sequence[Visit], origin: Origin, names: Set[str]) -> Origin:
-    """Returns the origin of a value before equations that pass on their first operand.
-
-    Args:
-        visits: The result of `walk_plan`.
-        origin: The origin of the value.
-        names: The primitives of such equations.
-    """
-    while isinstance(origin, int) and visits[origin].eqn.primitive.name in names:
-        origin = visits[origin].origins[0]
-    return origin
 
 
 def _walk(

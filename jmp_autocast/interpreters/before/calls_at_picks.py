@@ -6,7 +6,7 @@ computed. A TPU stores the operand of a gather: 1.65 GB of float32 log-probabili
 tokens of a vocabulary of 50,257, half of the memory of a step of a GPT with two layers.
 
 This pass brings the equations into one jaxpr. The plan decides which of them are in float32, and so
-which elements are picked first: `rewrite/picked_first.py`.
+which elements are picked first: `plan/picked_first.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Copies of a source: casts, and encodings by an extension, of values that it has tagged.
+"""Copies of a source: casts, and encodings by an extension, which may plan products with them.
 
 An extension with an encoding of its own for stored or multiplied values has an `Encoding`, the key
 of its copies, and a `Tag`, which is propagated with the value. Both are opaque here.
@@ -7,13 +7,15 @@ of its copies, and a `Tag`, which is propagated with the value. Both are opaque 
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, Protocol, TypeAlias
 
 import jax
 import numpy as np
 
-from ..compat import with_dtype
+from ...policies import Policy
+from ..compat import AnyJaxpr, with_dtype
+from ..regions import PlansProduct
 
 
 class Tag(Protocol):
@@ -82,3 +84,38 @@ def copy_aval(aval: Any, key: CopyKey, tag: Tag | None) -> Any:
         return with_dtype(aval, key)
     # Traced, because a sum over an array in a `shard_map` differs along the axes the array does.
     return jax.make_jaxpr(lambda x: key.copies(x, {}, tag)[key])(aval).out_avals[0]
+
+
+class Products(Protocol):
+    """Plans the products of one program."""
+
+    @property
+    def tag(self) -> Tag:
+        """The tag of the program's parameters."""
+        ...
+
+    def look_at(self, jaxpr: AnyJaxpr) -> None:
+        """Sees the program before it is planned; its jaxpr lives as long as this."""
+        ...
+
+    def in_scope(self, name: str) -> PlansProduct | None:
+        """Returns the planning function of products in a region, None for the compute dtype.
+
+        Args:
+            name: The policy's choice for the scope, "" without one.
+        """
+        ...
+
+
+_PRODUCTS: list[Callable[[Policy], Products | None]] = []
+
+
+def plans_products(room: Callable[[Policy], Products | None]) -> None:
+    """Registers an extension: a function of a policy, None if the policy does not use it."""
+    _PRODUCTS.append(room)
+
+
+def products_of(policy: Policy) -> Products | None:
+    """Returns the planner of products under a policy, None if all are in the compute dtype."""
+    found = (room(policy) for room in _PRODUCTS)
+    return next((products for products in found if products is not None), None)

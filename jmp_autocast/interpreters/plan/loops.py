@@ -21,7 +21,7 @@ from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
 from .structural import (
     INSIDE,
-    PlansBodies,
+    Plans,
     full_if_float,
     loop_invariants,
     plans,
@@ -59,7 +59,7 @@ def _as_parameters(
 
 
 @plans("scan")
-def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
+def _scan(planner: Plans, at: Place) -> EquationPlan:
     """A scan: constants are cast before it; each carry has one dtype in all iterations."""
     (body,), given = bodies(at.eqn), at.given
     start, end = body.fixed, body.fixed + len(body.carries)
@@ -68,7 +68,9 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     # in float32; the steps read a view of the 16-bit copy that is there already.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
-    xs, ys = _slices(given[end:]), at.wants[len(initial) :]
+    tagged = [(s, s.tag) for s in given[end:]]
+    xs = [s if tag is None else dataclasses.replace(s, tag=tag.sliced()) for s, tag in tagged]
+    ys = at.wants[len(initial) :]
     accumulating = _accumulating(planner.policy, at, body)
 
     needs = _needs_of_carries(planner, at)
@@ -113,11 +115,6 @@ def _scan(planner: PlansBodies, at: Place) -> EquationPlan:
     )
 
 
-def _slices(states: Sequence[ValueState]) -> list[ValueState]:
-    """Returns the states of the slices of scanned arrays."""
-    return [s if s.tag is None else dataclasses.replace(s, tag=s.tag.sliced()) for s in states]
-
-
 def _carried(
     dtypes: Sequence[np.dtype | None],
     accumulating: Collection[int],
@@ -131,7 +128,7 @@ def _carried(
     return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, marks, strict=True)]
 
 
-def _needs_of_carries(planner: PlansBodies, at: Place) -> list[int]:
+def _needs_of_carries(planner: Plans, at: Place) -> list[int]:
     """Returns the needs of the carries, in the next iteration and after the loop."""
     of_results = [Need(want.needs) for want in at.wants]
     *_, last = needs_in_bodies(at.eqn, of_results, planner.memo, at.made)
@@ -294,7 +291,7 @@ def _carry_reason(
 
 
 @plans("while")
-def _while(planner: PlansBodies, at: Place) -> EquationPlan:
+def _while(planner: Plans, at: Place) -> EquationPlan:
     """A while loop: nobody knows how often it runs, so all its carries keep their declared dtypes.
 
     Half an ulp of bfloat16 a step, 2**-9 of the value, is all of it after 512 steps.

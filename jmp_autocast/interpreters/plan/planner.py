@@ -13,18 +13,18 @@ from typing import Any
 from ...policies import CONTRACTIONS, Policy
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of, consts_of
+from ..compat import AnyJaxpr, Atom, Literal, aval_of, body_of, consts_of
 from ..primitives.reading import is_norm
 from ..primitives.structure import has_rule
-from ..regions import Region, Regions
+from ..regions import Regions
 from .constant_range import constant_range
+from .copies import products_of
 from .data import EquationPlan, Place, Plan, Source, ValueState, Want
 from .equation import plan_equation
 from .float_dtypes import float_dtype
 from .kinds import kind_of
 from .mark_sweep import Memo
 from .needs import promoted_by_rules
-from .rooms import products_of
 from .rounded_streams import rounded_stream
 from .structural import plan_structural, planning_rule
 from .sweeps import Sweeps
@@ -67,11 +67,6 @@ class Planner:
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
         # A function may decide otherwise at each call, and an extension sees whole programs.
         self.key: Hashable = None if self._rule_functions or self._products else options
-
-    @property
-    def scopes(self) -> list[tuple[str, ...]]:
-        """The scopes of the plans so far that the policy's patterns can match."""
-        return self.regions.scopes
 
     def plan_program(
         self, jaxpr: AnyJaxpr, inputs: Sequence[ValueState], wants: Sequence[Want]
@@ -139,12 +134,11 @@ class Planner:
         consts = tuple(map(self._const_state, body.constvars, consts_of(jaxpr)))
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
-        swept = Sweeps(body, path, given, wants, self).run()
-        equations, states = swept.equations, swept.states
+        equations, states, readers = Sweeps(body, path, given, wants, self).run()
         outputs, output_dtypes = [], []
         for v, want in zip(body.outvars, wants, strict=True):
             state = literal_state(v) if isinstance(v, Literal) else states[v]
-            if not isinstance(v, Literal) and v in swept.widened:
+            if not isinstance(v, Literal) and v in readers.widened:
                 state = dataclasses.replace(state, is_widened=True)
             unchanged = want.dtype is None or state.dtype in (None, want.dtype)
             cast = None if unchanged else want.dtype
@@ -166,15 +160,11 @@ class Planner:
             tuple(equations),
             tuple(outputs),
             tuple(output_dtypes),
-            swept.demands,
-            swept.fulls,
+            readers.demands,
+            readers.fulls,
             identity,
             path,
         )
-
-    def region_at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
-        """Returns the precision in force at an equation."""
-        return self.regions.at(path, eqn)
 
     def plan_at(self, at: Place) -> EquationPlan:
         """Plans an equation in its context; those that look alike share one plan.

@@ -7,8 +7,8 @@ rule of its own is planned by `plan_described`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable, Hashable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,6 +23,7 @@ from ..primitives.structure import (
     holds_rules,
     is_plain_call,
 )
+from ..regions import Regions
 from .basic_plans import as_declared, emitted, keep
 from .call_operands import cast_states, read_full, read_low
 from .data import BIND, KEEP, Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
@@ -32,16 +33,25 @@ from .marks import NONE
 from .reasons import Reason, ReasonCode
 
 
-class PlansBodies(Protocol):
-    """The planner's interface for planning rules.
+class Plans(Protocol):
+    """The interface of `Planner`, whose file imports the planning rules.
 
     Attributes:
         policy: The policy of the program.
         memo: The facts about its jaxprs that do not depend on dtypes.
+        regions: The precision in force at each equation.
+        prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
+        anew: Makes a planner of the same options.
+        key: The options as a hashable key for caches of plans; None if they hold more, such as a
+            function.
     """
 
     policy: Policy
     memo: Memo
+    regions: Regions
+    prepare: Callable[..., Any]
+    anew: Callable[[], Any]
+    key: Hashable
 
     def plan(
         self,
@@ -50,11 +60,15 @@ class PlansBodies(Protocol):
         wants: Sequence[Want],
         path: tuple[str, ...] = (),
     ) -> Plan:
-        """Plans a jaxpr; see `Planner.plan`."""
+        """Plans a prepared jaxpr; see `Planner.plan`."""
+        ...
+
+    def plan_at(self, at: Place) -> EquationPlan:
+        """Plans an equation in its context."""
         ...
 
 
-PlanningRule = Callable[[PlansBodies, Place], EquationPlan]
+PlanningRule = Callable[[Plans, Place], EquationPlan]
 
 PLANNING_RULES: dict[str, PlanningRule] = {}
 
@@ -80,7 +94,7 @@ def planning_rule(name: str) -> PlanningRule | None:
     return plan_described if rule is None and name in STRUCTURES else rule
 
 
-def plan_structural(rule: PlanningRule, planner: PlansBodies, at: Place) -> EquationPlan:
+def plan_structural(rule: PlanningRule, planner: Plans, at: Place) -> EquationPlan:
     """Plans an equation by its rule, unless an inner autocast, or the user, has dealt with it."""
     if at.region.governed:
         return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
@@ -152,7 +166,7 @@ def _calls(has_rule: bool) -> list[str]:
 
 
 def _with_casts(
-    planner: PlansBodies, at: Place, inner: Plan, operands: Sequence[np.dtype | None]
+    planner: Plans, at: Place, inner: Plan, operands: Sequence[np.dtype | None]
 ) -> tuple[Plan, list[np.dtype | None]]:
     """Returns the plan of the body after the casts before a call, and all these casts.
 
@@ -170,7 +184,7 @@ def _with_casts(
 
 
 @plans(*_calls(has_rule=False))
-def _call(planner: PlansBodies, at: Place) -> EquationPlan:
+def _call(planner: Plans, at: Place) -> EquationPlan:
     """A call is planned as if it were inlined, with casts of its 16-bit operands before it."""
     (body,), path = bodies(at.eqn), at.region.names
     inner = planner.plan(body.jaxpr, at.given, at.wants, path)
@@ -179,7 +193,7 @@ def _call(planner: PlansBodies, at: Place) -> EquationPlan:
 
 
 @plans(*_calls(has_rule=True))
-def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
+def _custom_derivative(planner: Plans, at: Place) -> EquationPlan:
     """A function with a derivative rule of the user's own is a call, but takes no copies.
 
     A source that the body reads in 16 bits alone is cast before: the user's rule then gets, and
@@ -196,7 +210,7 @@ def _custom_derivative(planner: PlansBodies, at: Place) -> EquationPlan:
 
 
 @plans("custom_vmap_call")
-def _custom_batching(planner: PlansBodies, at: Place) -> EquationPlan:
+def _custom_batching(planner: Plans, at: Place) -> EquationPlan:
     """Operands go in as they are: a batching rule sees no copies."""
     (body,) = bodies(at.eqn)
     inner = planner.plan(body.jaxpr, at.given, at.wants, at.region.names)
@@ -204,7 +218,7 @@ def _custom_batching(planner: PlansBodies, at: Place) -> EquationPlan:
 
 
 @plans("shard_map")
-def _device_map(planner: PlansBodies, at: Place) -> EquationPlan:
+def _device_map(planner: Plans, at: Place) -> EquationPlan:
     """Operands that the body reads in 16 bits only are cast before the transfer to devices.
 
     A source is sent beside its copy, and its gradient is float32. With ``level="by_hand"`` the copy
@@ -225,7 +239,7 @@ def untagged(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
 # --- branches, and primitives without a rule of their own -----------------------------------
 
 
-def plan_described(planner: PlansBodies, at: Place) -> EquationPlan:
+def plan_described(planner: Plans, at: Place) -> EquationPlan:
     """Plans an equation that runs one of its bodies, which share its results.
 
     Bodies that disagree on the dtype of a result all return it in float32.
@@ -293,7 +307,7 @@ def full_if_float(at: Place) -> list[Demand]:
 
 
 @plans("optimization_barrier")
-def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
+def _operand_by_operand(planner: Plans, at: Place) -> EquationPlan:
     """After a barrier a source is still a source: no vote, and its gradients add up in float32."""
     action = BIND if any(as_declared(at.eqn.invars, at.given)) else KEEP
     # If JAX gives a ref no result (0.12 does not), consumers after the barrier read the ref itself.
@@ -305,7 +319,7 @@ def _operand_by_operand(planner: PlansBodies, at: Place) -> EquationPlan:
 
 
 @plans("source_view", "accumulate", "pick")
-def as_made(planner: PlansBodies, at: Place) -> EquationPlan:
+def as_made(planner: Plans, at: Place) -> EquationPlan:
     """The equations of an inner autocast are bound unchanged."""
     return keep(at, Reason(ReasonCode.KEEP, "made by autocast"))
 

@@ -10,51 +10,20 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
-from ...policies import Policy
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
-from ..regions import Region
-from .data import Demand, EquationPlan, Place, ValueState, Want
-from .mark_sweep import Memo, given_to, marks_of, moved_in, of
+from .data import EquationPlan, Place, ValueState, Want
+from .mark_sweep import given_to, marks_of, moved_in, of
 from .marks import accumulates
 from .needs import NOTHING, Need, needs_of
-from .requests import find_requests
+from .requests import Found, find_requests
+from .structural import Plans
 from .value_facts import literal_state
 
 # How often a call is planned again. Inlined equations may be planned again in as many sweeps.
 _MOST = 4
-
-
-class PlansEquations(Protocol):
-    """The planner's interface for the sweeps.
-
-    Attributes:
-        policy: The policy of the program.
-        memo: The facts about its jaxprs that do not depend on dtypes.
-    """
-
-    policy: Policy
-    memo: Memo
-
-    def region_at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
-        """Returns the precision in force at an equation."""
-        ...
-
-    def plan_at(self, at: Place) -> EquationPlan:
-        """Plans an equation in its context."""
-        ...
-
-
-class Swept(NamedTuple):
-    """The result of the sweeps: see `Plan`."""
-
-    equations: list[EquationPlan]
-    states: Mapping[Any, ValueState]
-    demands: tuple[Demand, ...]
-    fulls: tuple[int, ...]
-    widened: frozenset[Any]
 
 
 class Sweeps:
@@ -74,7 +43,7 @@ class Sweeps:
         path: tuple[str, ...],
         given: Mapping[Any, ValueState],
         wants: Sequence[Want],
-        planner: PlansEquations,
+        planner: Plans,
     ) -> None:
         self._jaxpr, self._path, self._wants, self._planner = jaxpr, path, wants, planner
         made = [given[v].marks for v in jaxpr.invars]
@@ -91,8 +60,8 @@ class Sweeps:
         self._shared: dict[int, frozenset[int]] = {}  # its operands that other consumers widen
         self._moved: set[int] = set()  # calls with other results than in the last forward sweep
 
-    def run(self) -> Swept:
-        """Returns the plans at the fixed point.
+    def run(self) -> tuple[list[EquationPlan], Mapping[Any, ValueState], Found]:
+        """Returns the plans, the states of all values, and their readers, at the fixed point.
 
         This ends: a sweep requests only equations without an earlier request, and each call at most
         four times. Among 4,669 plans of 900 random programs, 15 took three sweeps.
@@ -116,7 +85,7 @@ class Sweeps:
                     self._moved.add(i)
             more = self._moved | found.requests.keys()
             if not more:
-                return Swept(self._equations, self._states, *found[2:])
+                return self._equations, self._states, found
             self._requests.update(found.requests)
             self._moved = set()
             self._forward(more)
@@ -173,7 +142,7 @@ class Sweeps:
             need = self._needs.get(eqn.outvars[0], NOTHING)
             accumulating = accumulates(eqn, made, bool(need & Need.ADDED))
         floats = [k for k, state in enumerate(operands) if state.dtype is not None]
-        force = planner.policy, planner.region_at(self._path, eqn)
+        force = planner.policy, planner.regions.at(self._path, eqn)
         given = eqn, eqn.primitive.name, tuple(operands), floats
         return Place(*given, *force, wants, made, need, accumulating)
 

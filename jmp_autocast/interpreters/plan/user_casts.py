@@ -11,14 +11,14 @@ from ..compat import Atom, aval_of
 from ..primitives.reading import cast_dtype
 from .data import KEEP, Cast, Demand, EquationPlan, Move, Place, Source, ValueState
 from .reasons import Reason, ReasonCode
-from .structural import PlansBodies, plans
+from .structural import Plans, plans
 from .value_facts import number_state
 
 _OURS = mark(CAST)
 
 
 @plans("convert_element_type")
-def _convert_element_type(planner: PlansBodies, at: Place) -> EquationPlan:
+def _convert_element_type(planner: Plans, at: Place) -> EquationPlan:
     """A cast of the program is done as written.
 
     A cast bool or small integer is a constant; other integers become data with their bound.

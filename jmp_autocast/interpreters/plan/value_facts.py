@@ -13,10 +13,10 @@ from ...policies import FLOAT32, Policy
 from ..compat import Atom, Literal
 from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
+from .copies import products_of
 from .data import Source, ValueState
 from .float_dtypes import float_dtype
 from .marks import GIVEN, PARAMETER
-from .rooms import products_of
 
 _AFFINE = having("affine")
 

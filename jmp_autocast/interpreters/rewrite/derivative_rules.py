@@ -36,8 +36,7 @@ from ..plan.float_dtypes import is_16_bit
 from ..plan.needs import Need
 from ..primitives.evaluate import of_positions
 from ..primitives.structure import called
-from .immutable import check_immutable
-from .rewriter import Rewriter, rewrites
+from .rewriter import Rewriter, check_immutable, rewrites
 from .values import as_array, read
 
 mark_frames(__file__)

@@ -327,7 +327,11 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
     found = memo[key].call(*arrays)
     for i, k, position in memo[key].copies:
         operands[i].copies[k] = found[position]
-    return [_with_arrays(value, found) for value in memo[key].results]
+    results = []
+    for value in memo[key].results:
+        results.append(dataclasses.replace(value, array=found[value.array]))
+        results[-1].copies.update((k, found[i]) for k, i in value.copies.items())
+    return results
 
 
 def _traced(line: Line, held: Sequence[Any], types: Sequence[Any], run: Run) -> _Traced:
@@ -354,9 +358,3 @@ def _traced(line: Line, held: Sequence[Any], types: Sequence[Any], run: Run) -> 
         return [x for _, x in made.values()]
 
     return _Traced(inlined_once(function, types), results, copies)
-
-
-def _with_arrays(value: Value, arrays: Sequence[Any]) -> Value:
-    made = dataclasses.replace(value, array=arrays[value.array])
-    made.copies.update((k, arrays[i]) for k, i in value.copies.items())
-    return made

@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -26,10 +26,12 @@ from ..compat import (
     body_of,
     consts_of,
     fresh_make_jaxpr,
+    function_name,
     is_checked,
     is_computed_now,
     literal_value,
     mark_frames,
+    may_change,
     named_in_errors,
     with_dtype,
     without_nan_checks,
@@ -51,6 +53,8 @@ from ..plan.data import (
     Want,
 )
 from ..plan.float_dtypes import float_dtype
+from ..plan.picked_first import picked_first
+from ..plan.structural import Plans
 from ..primitives.accumulate import accumulating_contraction, is_lowered_by_us
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.evaluate import as_function, evaluate
@@ -60,9 +64,7 @@ from ..primitives.traits import having
 from ..regions import AS_DECLARED
 from .closures import KeepsValues
 from .emitted import emitted
-from .immutable import check_immutable
 from .moves import moved
-from .picked_first import picked_first
 from .repeated_lines import Line, Steps, emit_line, repeated_lines
 from .rewritten_bodies import make_innermost_first
 from .values import REPEATS, Scalar, Value, as_array, read, replication
@@ -87,23 +89,6 @@ def rewrites(*names: str) -> Callable[[RewritingRule], RewritingRule]:
         return function
 
     return register
-
-
-class Plans(Protocol):
-    """The planner's interface for the rewriter.
-
-    Attributes:
-        prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
-        plan: Plans a prepared jaxpr; see `Planner.plan`.
-        anew: Makes a planner of the same options.
-        key: The options as a hashable key for caches of plans; None if they hold more, such as a
-            function.
-    """
-
-    prepare: Callable[..., Any]
-    plan: Callable[..., Plan]
-    anew: Callable[[], Any]
-    key: Hashable
 
 
 @dataclasses.dataclass(eq=False)
@@ -411,6 +396,24 @@ class Rewriter(KeepsValues):
         if plan.identity and not self.closed_over.look(closed):
             return as_function(closed)(*args)
         return self.program(plan, closed, args)
+
+
+def check_immutable(closed: AnyJaxpr, avals: Sequence[Any]) -> None:
+    """Raises for an input that JAX lets a trace change, such as a hijax variable of Flax.
+
+    Its type alone does not describe its contents, so that no jaxpr can be traced for the type.
+
+    Args:
+        closed: The jaxpr inside an equation.
+        avals: The types of its inputs, as it would be traced for them.
+    """
+    for aval in avals:
+        if may_change(aval):
+            raise TypeError(
+                f"autocast cannot rewrite {function_name(closed)}, which a jit, a loop or a branch "
+                "calls with a value that a trace may change, such as a hijax variable of Flax. "
+                "Pass what the variable holds, variable[...]."
+            )
 
 
 _MAKES_NO_NAN = (having("moves") | {"convert_element_type"}) - {"gather"}

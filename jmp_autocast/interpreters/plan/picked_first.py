@@ -20,9 +20,6 @@ from jax import lax
 from ...policies import FLOAT32
 from ..compat import JaxprEqn, Literal, aval_of, mark_frames
 from ..compat.rebuilding import equation_like, variable, with_equations
-from ..plan.data import BIND, Bind, Cast, Emit, EquationPlan, Keep, Move, Plan, ValueState
-from ..plan.float_dtypes import is_16_bit
-from ..plan.reasons import ReasonCode
 from ..primitives.picking import (
     is_elementwise,
     passes_picks,
@@ -32,6 +29,9 @@ from ..primitives.picking import (
     with_all_dimensions,
 )
 from ..primitives.source_view import detached, source_view
+from .data import BIND, Bind, Cast, Emit, EquationPlan, Keep, Move, Plan, ValueState
+from .float_dtypes import is_16_bit
+from .reasons import ReasonCode
 
 mark_frames(__file__)
 
