@@ -108,6 +108,9 @@ DECOMPOSES = frozenset(
 )
 
 
+_EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min".split())
+
+
 class At(NamedTuple):
     """An equation, and the facts for its rows.
 
@@ -240,6 +243,9 @@ def _snapped(at: At) -> Sequence[Any]:
 
 
 def _ranked(at: At) -> Sequence[Any]:
+    if at.eqn.primitive.name in _EXTREMES:
+        # Whose gradient goes to an element: near 1 many tanh are one number in 16 bits.
+        return at.eqn.invars if at.made[0].saturated else ()
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars
     # A comparison with a given value is a threshold: it ranks nothing.
@@ -314,7 +320,7 @@ ROWS = (
     ),
     Row(
         Need.SHARP,
-        _RANKS | _COMPARES | _MULTIPLIES_ALL | {"mul", "sub"},
+        _RANKS | _COMPARES | _EXTREMES | _MULTIPLIES_ALL | {"mul", "sub"},
         _sharp,
         _CHEAP | {"sqrt"},
         "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices, and "

@@ -41,7 +41,8 @@ def rounded_stream(at: Place, plan: EquationPlan) -> EquationPlan:
     if not (at.policy.data_abstains or _promotes_computed(at, plan)):
         return plan
     read_low = bool(at.need & Need.LEADS) and not at.need & HARMED
-    if read_low and plan.reason.code is ReasonCode.PROMOTE_FULL and is_stream(at):
+    is_summed = is_stream(at) and all([state.is_computed for state in at.given])
+    if read_low and is_summed and plan.reason.code is ReasonCode.PROMOTE_FULL:
         return rounded_once(plan, at.compute_dtype, _SUM)
     return dataclasses.replace(
         plan, results=(dataclasses.replace(plan.results[0], was_rounded=True),)
