@@ -230,7 +230,7 @@ class Operands(NamedTuple):
     @property
     def floats(self) -> list[Marks]:
         """The marks of the float operands."""
-        pairs = zip(self.eqn.invars, self.made, strict=True)
+        pairs = zip(self.eqn.invars, self.made, strict=False)  # a contraction has sizes, too
         return [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
 
     def bound(self, i: int) -> int:
@@ -263,6 +263,10 @@ def _scaled(it: Operands, mark: str) -> int:
     return max([getattr(m, mark) for m in it.scaled], default=0)
 
 
+def _scaled_by_given(it: Operands, mark: str) -> int:
+    return _most(it, mark) if any([m.given for m in it.made]) else 0
+
+
 def _of_cases(it: Operands, mark: str) -> bool:
     # In `where(x > 0, x, exp(x) - 1)` each branch holds its own range.
     return _all_large(it._replace(large=[i for i in it.large if i]), mark)
@@ -292,7 +296,7 @@ def _scaled_last(it: Operands, mark: str) -> bool:
 
 
 def _fresh_scaled(it: Operands, mark: str) -> int:
-    return min(1, _most(it, mark)) if any([m.given for m in it.made]) else 0
+    return min(1, _scaled_by_given(it, mark))
 
 
 # --- squares ------------------------------------------------------------------------------------
@@ -323,7 +327,7 @@ def _crosses(it: Operands, mark: str) -> bool:
 
 def _of_sums(it: Operands, mark: str) -> bool:
     is_product = it.name == "mul" and all([m.added_up for m in it.made])
-    return is_product or bool(_scaled(it, mark))
+    return is_product or bool(_scaled_by_given(it, mark))
 
 
 def _gram_of_summands(it: Operands, mark: str) -> int:
@@ -460,9 +464,9 @@ ROWS = (
     Row("sums_powers", through=_SCALES | _JOINS, joins=_scaled),
     Row("averaged", through=_SCALES | _JOINS, joins=_scaled),
     Row("crosses", through=_SCALES | {"square", "integer_pow"}, joins=_crosses),
-    Row("added_up", through=_SCALES, joins=_scaled),
+    Row("added_up", through=_SCALES, joins=_scaled_by_given),
     Row("of_sums", through=_SCALES, joins=_of_sums),
-    Row("gram", through=_SCALES, joins=_scaled),
+    Row("gram", through=_SCALES, joins=_scaled_by_given),
     Row("gram", through=_SUMS | {"neg"}, joins=_gram_of_summands),
     Row("gram", through=("select_n",), joins=_gram_of_cases),
     Row("counted", through=_KEEPS_COUNT, joins=_counted),
