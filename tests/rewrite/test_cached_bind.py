@@ -1,4 +1,4 @@
-"""Equations are bound through an inlined jit only where JAX differentiates or maps."""
+"""Equations that repeat are bound through an inlined jit where JAX differentiates or maps."""
 
 import chex
 import jax
@@ -15,7 +15,11 @@ X = jnp.ones((8, 8))
 
 
 def fn(w, x):
-    return jnp.sum(jnp.tanh(x @ w) * 2.0)
+    x = jnp.tanh(x @ w) * 2.0
+    x = jnp.tanh(x @ w) * 2.0
+    x = jnp.tanh(x @ w) * 2.0
+    x = jnp.tanh(x @ w) * 2.0
+    return jnp.sum(x)
 
 
 @pytest.fixture

@@ -25,8 +25,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ..compat import Atom, JaxprEqn, Literal, assumed_size, aval_of
 from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
@@ -240,8 +240,10 @@ class Operands(NamedTuple):
 
 
 def sign_of(literal: Literal) -> int:
-    """Returns the sign of a number, 0 if it is complex."""
-    return 0 if np.iscomplexobj(literal.val) else -1 if literal.val < 0 else 1
+    """Returns the sign of a number, 0 if it is complex or a `float0`."""
+    dtype = aval_of(literal).dtype
+    has_none = dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jnp.complexfloating)
+    return 0 if has_none else -1 if literal.val < 0 else 1
 
 
 # --- how the marks of operands are joined -------------------------------------------------------
@@ -487,7 +489,8 @@ ROWS = (
     Row("bound", ("sub",), _subtracted),
     Row("bound", ("select_n",), _chosen),
     Row("exponential", _EXP, _unbounded),
-    Row("exponential", through=having("shifts") | _JOINS | {"neg"}),
+    Row("exponential", through=_JOINS),
+    Row("exponential", through=having("shifts") | {"neg"}, joins=_all_large),
     Row("exponential", through=("select_n",), joins=_of_cases),
     Row("exponential", through=("mul",), joins=_masked_or_scaled),
     Row("exponential", through=("div",), joins=_by_given),
