@@ -188,5 +188,5 @@ def _quantized(scales: int, *shardings: Any) -> Callable[[Any], QuantizedArray]:
         copies = key.copies(x, {}, Weight(scales))
         return QuantizedArray(copies[key], copies[ScaleOf(key)])
 
-    # As one program, without a float32 array in between.
+    # It is one program, so that no float32 array is stored in between.
     return jax.jit(quantized, out_shardings=QuantizedArray(*shardings))

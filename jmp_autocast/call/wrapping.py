@@ -43,7 +43,7 @@ class Wrapper(abc.ABC):
         self._wrap(fn, options)
 
     def _wrap(self, fn: Any, options: Any) -> None:
-        # Without the function's `__dict__`, which holds the wrappers of the function.
+        # The function's `__dict__` is not copied, because it holds the wrappers of the function.
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._options = options

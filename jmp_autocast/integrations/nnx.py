@@ -121,7 +121,7 @@ class NNXAutocast(Autocast):
             out = cast_outputs(out, self._options)
             return call.finish((out, changed, after))
 
-    # The tools open calls through these two, and leave the objects unchanged.
+    # The tools of `inspect` run calls with these two methods, and leave the NNX objects unchanged.
     @staticmethod
     def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """True for a call with NNX objects among its arguments, or in its function."""

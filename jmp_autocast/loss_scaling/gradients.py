@@ -237,7 +237,7 @@ def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
 def _with_signature(wrapper: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
     """Gives the wrapper the signature of ``fn`` with the scale in front."""
     # `jax.jit(wrapper, static_argnames=...)` takes the positions of the names from the signature.
-    # That of ``fn``, which functools.wraps sets, is one position short.
+    # The signature of ``fn``, which functools.wraps sets, is one position short.
     signature = signature_of(fn)
     if signature is None:
         return wrapper

@@ -82,7 +82,7 @@ _Compiled: TypeAlias = tuple[str, str, int | None]
 
 
 def _compiled(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: str) -> _Compiled:
-    """Compiles a program for the argument ``by``, unless it is compiled already."""
+    """Compiles a program, unless it is compiled already; error messages begin with ``by``."""
     if isinstance(program, _COMPILED):
         if args or kwargs:
             takes = f"{by} takes arguments for a function alone"
@@ -128,7 +128,7 @@ def platform_of(text: str) -> str:
 
 def _report(text: str, platform: str, temporary: int | None) -> CompiledReport:
     module = parse(text)
-    # Of a conditional the branch with the most cycles counts, or with the most bytes of results.
+    # A conditional counts as its branch with the most cycles, or with the most bytes of results.
     found = list(runs(module, lambda run: cycles_of(run) or run.times * run.instruction.nbytes))
     kernels = [run for run in found if run.is_kernel]
     collectives = collections.Counter[str]()

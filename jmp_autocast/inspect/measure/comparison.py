@@ -135,8 +135,8 @@ class Comparison(Exported):
 def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:
     columns = {"introduced": ">10.2g", "error": ">8.2g"}
     columns |= {"of cotangents": ">13.2g", "scope": ""}
-    # Only the worst scopes of either direction: a deep model has hundreds. In program order, errors
-    # are seen to grow from layer to layer.
+    # The table has only the worst scopes of either direction, because a deep model has hundreds.
+    # They are in program order, which shows how errors grow from layer to layer.
     worst = sorted(scopes, key=lambda each: -max(each.introduced, each.cotangent_error))
     shown = {each.scope for each in worst[:_SHOWN]}
     ordered = [each for each in scopes if each.scope in shown] + worst[_SHOWN:]
@@ -235,7 +235,7 @@ def gradient_errors(
     whole = math.hypot(*(norm for _, (_, norm) in measured.values()))
 
     def share(difference: float) -> float:
-        # Relative to zero any difference is infinite, and no difference is none.
+        # Relative to gradients of zero, any difference is infinite, and equal gradients have 0.
         return difference / whole if whole else difference * math.inf if difference else 0.0
 
     return {

@@ -221,7 +221,7 @@ def _error(sums: _Sums) -> Any:
     """Returns the relative error, infinity if an element became infinite or NaN."""
     some = sums.reference > 0
     relative = jnp.sqrt(sums.difference / jnp.where(some, sums.reference, 1.0))
-    # Relative to zero any difference is infinite, and no difference is none.
+    # Relative to a reference of zero, any difference is infinite, and an equal result has error 0.
     of_zero = jnp.where(sums.difference > 0, jnp.inf, 0.0)
     error = jnp.where(some, relative, of_zero)
     return jnp.where(sums.lost > 0, jnp.inf, error).astype(jnp.float32)

@@ -340,8 +340,8 @@ class Evaluator(SideBySide[Recorder]):
         options["out_specs"] = Evaluated(made, PartitionSpec(axes), PartitionSpec())
         found: Evaluated = jax.shard_map(body, **options)(operands, tick)
         devices = range(math.prod(mesh.shape[a] for a in axes))
-        # Merged outside of the map, in the order of the devices: the first run with a fault is then
-        # the same in each call.
+        # Readings are merged outside of the map, in the order of the devices, so that the first run
+        # with a fault is the same in each call.
         readings = on_each_device(found.readings)
         each = [jax.tree.map(lambda x, k=k: x[k], readings) for k in devices]
         return found._replace(readings=functools.reduce(self._probe.merge, each))

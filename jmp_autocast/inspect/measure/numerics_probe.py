@@ -120,7 +120,7 @@ class NumericsProbe(Probe):
         # NumPy reduces its own arrays, without a compilation.
         numpy = jnp if isinstance(array, jax.Array) else np
         array = readable(array) if isinstance(array, jax.Array) else array
-        # No maximum: that of XLA:CPU drops a NaN among many float32 numbers.
+        # A maximum would not do: XLA:CPU's drops a NaN among many float32 numbers.
         return _flags(numpy.isnan(array).any(), numpy.isinf(array).any())
 
     def passes_on(self, arguments: Iterable[Any], results: Iterable[Any]) -> Any:

@@ -49,14 +49,14 @@ _WAVES = "Its angle is computed of 16-bit operands, which a high frequency needs
 class AtRisk:
     """Equations of a program that lose precision in 16 bits.
 
-    Either the program declares them in 16 bits, and the planner raises them: the loss is there
-    without `autocast` alone. Or it is left with `autocast`, too: `reason` is ``"LEFT"``.
+    The program declares some of them in 16 bits, and the planner raises them: these lose precision
+    only without `autocast`. The others lose it with `autocast`, too: their `reason` is ``"LEFT"``.
 
     Args:
         primitive: The primitive's name.
         dtype: The 16-bit dtype.
         reason: The code of the planner's reason, or ``"LEFT"``.
-        because: The same in a sentence.
+        because: The reason in a sentence.
         equations: The number of equations of the source line.
         scope: The scopes around the first one, joined by ``/``.
         source: The source line.

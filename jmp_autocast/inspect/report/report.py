@@ -285,5 +285,5 @@ def _fields(title: str, kind: type[Any], rows: Sequence[Any]) -> Table:
 
 
 def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    # Only declared dtypes: policies change the others.
+    # These are facts of the program: policies change no declared dtype.
     return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]

@@ -106,7 +106,7 @@ def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -
 def nudged(batch: Batch) -> Batch:
     """Returns a batch whose floats are moved by about a unit in the last place, up or down.
 
-    The results of the float32 program differ by its own uncertainty.
+    The float32 program's results for the two batches differ by what float32 leaves uncertain.
     """
     rng = np.random.default_rng(0)
 

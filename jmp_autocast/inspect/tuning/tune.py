@@ -174,11 +174,11 @@ class _Search:
 
     @functools.cached_property
     def _undetermined(self) -> list[list[bool]]:
-        """Which arrays of each batch float32 itself does not determine to the tolerance.
+        """Whether float32 leaves an array more uncertain than the tolerance, for each batch.
 
         An example is the gradient of a bias that a softmax removes: zero except for rounding. In a
-        GPT of one layer that of the key's bias has 1.6e-9 of the norm of all gradients, and its
-        error in bfloat16 is 1.7e4.
+        GPT of one layer the gradient of the key's bias has 1.6e-9 of the norm of all gradients, and
+        its relative error in bfloat16 is 1.7e4.
         """
         found = [
             [float(each.error) > self._tolerance for each in distances(x, y)]

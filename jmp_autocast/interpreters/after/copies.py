@@ -1,4 +1,4 @@
-"""Low-precision copies in a jaxpr: of sources, made outside; of values with many uses, as views."""
+"""Finds the low-precision copies that jaxprs take from outside, and values to read by views."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _LOOPS = frozenset(("scan", "while"))
 # the gradient of a normalized weight.
 _MOST = 7
 
-# Emitted by an earlier `autocast`: the gradient goes to the source, not to the 16-bit copy.
+# An earlier `autocast` emitted these: the gradient goes to the source, not to the 16-bit copy.
 _REWRITTEN = frozenset(("source_view", "accumulate"))
 
 

@@ -1,8 +1,8 @@
 """Warnings about products and kernels that stay in float32, for users who did not print a plan.
 
-A guard keeps some products for the sake of values. A precision in the program
-(``precision=HIGHEST``) keeps others: the user knows of a few, but somebody else's model may set it
-for all its products, so that autocast does nothing. A kernel keeps its dtypes.
+A guard keeps a product in float32 if 16 bits cannot hold its operands well enough. A precision in
+the program (``precision=HIGHEST``) keeps others: the user knows of a few, but somebody else's model
+may set it for all its products, so that autocast does nothing. A kernel keeps its dtypes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LEAST_SHARE_OF_REQUESTS = 0.5
 
 
 def is_guard(code: ReasonCode) -> bool:
-    """Returns whether a reason keeps float32 for the sake of values, without a user's choice."""
+    """Returns whether a reason code is that of a guard; a precision that the user sets is none."""
     return code is ReasonCode.COORD or code is ReasonCode.LITERAL
 
 
@@ -121,7 +121,7 @@ def _kept(
     least_flops: int = LEAST_FLOPS,
 ) -> KeptWide | None:
     """Returns the equations that ``keeps`` selects, if their share of all FLOPs is large enough."""
-    # Checked without a walk, which visits each call of one function.
+    # This check needs no walk, which visits the body of a function at each of its calls.
     if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
         return None
     visits = walk_plan(plan)

@@ -117,7 +117,7 @@ def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     if plan.copies:
         # Activations are encoded in the same way, although they are not stored.
         return None if any(k == i for i, _ in plan.copies) else FLOAT32
-    # Unchanged: in float32, unless the program rounds it itself.
+    # An operand that the plan does not cast is read in float32, unless the program rounds it.
     target = cast_dtype(eqn)
     return plan.operands[k] or (target if target in COMPUTE_DTYPES else FLOAT32)
 

@@ -1,4 +1,4 @@
-"""Products of floats and of numbers that are none get a cast: masks, one-hot rows, counts.
+"""Casts the integers and bools that a product multiplies by floats: masks, one-hot rows, counts.
 
 ``jnp.matmul`` traces a product of int8 and float32 as one equation, without a cast. JAX computes it
 in float32, where matrix units multiply 16 bits. With the cast it is a product like any other, as

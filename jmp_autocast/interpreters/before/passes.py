@@ -1,4 +1,4 @@
-"""The passes, over a program and all jaxprs in it."""
+"""Runs the passes of this folder over a program and over the bodies of its equations."""
 
 from __future__ import annotations
 

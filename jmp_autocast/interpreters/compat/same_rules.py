@@ -22,7 +22,7 @@ _JAX = jax.__file__.removesuffix("__init__.py")
 
 _AVAL: Any = jax.core.ShapedArray
 
-# Compared by value, not identity.
+# Objects of these classes are compared by value, not by identity.
 _DATA = type(None), str, bytes, type, CodeType, np.dtype, _AVAL, jax.tree_util.PyTreeDef
 
 # Classes of JAX with a new instance for each call of a rule and no effect on its values: names for

@@ -1,4 +1,4 @@
-"""Which values a program keeps for its backward pass: planned by a minimum cut, any jaxpr.
+"""Plans by a minimum cut which values any jaxpr keeps for its backward pass.
 
 choice.py    the user's choice of residuals
 graph.py     a jaxpr as values and steps, with the operands of each derivative

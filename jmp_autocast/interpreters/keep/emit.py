@@ -38,7 +38,7 @@ from .segments import Unit, units_of
 
 mark_frames(__file__)
 
-# In the jaxpr only: a segment keeps its values with this name.
+# A segment's checkpoint saves the values with this name, which is only in the jaxpr.
 SAVED = "jmp_autocast_kept"
 
 # JAX's cache of checkpoints compares policies by identity: one object for all segments.

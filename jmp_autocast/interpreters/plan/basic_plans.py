@@ -92,14 +92,14 @@ def _bound(at: Place, target: np.dtype) -> Action:
     # no gradient.
     if at.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in at.floats if at.given[i].known_value is None]
-        # Only float32 weights that are gathered from devices: 16-bit activations have 16-bit
-        # cotangents.
+        # Of the operands gathered from devices, only float32 weights get a float32 sum: 16-bit
+        # activations have 16-bit cotangents.
         if at.name in _TRAVELS:
             unknown = [i for i in unknown if at.given[i].dtype == FLOAT32]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
     if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)
-    # No float16: the sum may leave its range.
+    # In float16 no gradient of a bias is rounded, because it may be out of range.
     adds = at.name in _SUMS and target == jnp.bfloat16 and at.policy.data_abstains
     biases = tuple([i for i in replicates if at.given[i].source is not None]) if adds else ()
     return Bind(replicates=replicates, biases=biases) if replicates else BIND

@@ -82,7 +82,8 @@ def copy_aval(aval: Any, key: CopyKey, tag: Tag | None) -> Any:
     """
     if isinstance(key, np.dtype):
         return with_dtype(aval, key)
-    # Traced, because a sum over an array in a `shard_map` differs along the axes the array does.
+    # The type comes from a trace: in a `shard_map` a sum over an array, such as a scale, differs
+    # along the same mesh axes as the array.
     return jax.make_jaxpr(lambda x: key.copies(x, {}, tag)[key])(aval).out_avals[0]
 
 

@@ -112,7 +112,7 @@ def _moves_a_source(at: Place) -> EquationPlan | None:
 
 
 def _stands_in_scope(at: Place) -> EquationPlan | None:
-    """A scope that names float32, ``full_precision()`` among them."""
+    """An equation keeps its dtypes in a scope of float32, such as ``full_precision()``."""
     if at.region.compute_dtype is not None:
         return None
     return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
@@ -187,7 +187,7 @@ def _by_policy(at: Place, decision: Decision, origin: str) -> EquationPlan:
         guarded = origin != "rules"
         low = _lower(at, guarded=guarded)
         if guarded and contracts and _reads_whole(at) is not None:
-            # Its result is as many whole numbers as float32 holds: 16 bits end at 256 or 2,048.
+            # The results are whole numbers, which bfloat16 holds up to 256, and float16 to 2,048.
             return _with_float32_result(at, low, _COUNTS)
         plan = _accumulating(at, low)
         if at.region.product is not None and contracts and _is_rounded(low):
@@ -255,7 +255,7 @@ def _asked(at: Place, overrules: bool) -> EquationPlan | None:
 
 
 def _exceeds_the_range(at: Place) -> EquationPlan | None:
-    """A literal or a constant that the compute dtype turns into infinity, 0, 1 or -1.
+    """A literal or constant needs float32 if the compute dtype makes it infinity, 0, 1 or -1.
 
     Without it: -1e9 of a mask is -inf in float16, and a masked row NaN.
     """
@@ -268,7 +268,7 @@ def _exceeds_the_range(at: Place) -> EquationPlan | None:
 
 
 def _cannot_pay(at: Place) -> EquationPlan | None:
-    """A contraction of at most 4 summed elements promotes, as a `mul` does: no unit gains.
+    """A contraction that sums at most 4 elements promotes, as a `mul` does: 16 bits save no time.
 
     Without it: atoms in a cell of 70 A were 0.3 A off, pixels of a camera 2.6, and at a position of
     1,000 an angle 2 radians.
@@ -295,7 +295,7 @@ def _saying(why: str, plan: EquationPlan) -> EquationPlan:
 
 
 def _reads_what_needs_digits(at: Place) -> EquationPlan | None:
-    """A contraction of positions, of a stencil, or in float16 of an `exp` that nothing normalizes.
+    """A contraction of positions, a stencil, or (for float16) an unbounded `exp` is float32.
 
     Without it: the angle of position 255, a number of bfloat16, was half a radian off, the
     Laplacian of a smooth field 3.7 times its size, and `exp(s) @ v` infinite from scores of 11.1.
@@ -320,7 +320,7 @@ def _needs_digits(at: Place, i: int) -> Reason | None:
     is_counted = bound is not None and 1 < bound < math.inf
     if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(at.eqn))):
         return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-    # Scaled, or in a constant of the program, they are positions, too.
+    # Positions that are scaled, or are a constant of the program, are evenly spaced numbers.
     if made.counted or (constant is not None and constant.is_even()):
         return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
     # An `exp` of a value less its row's maximum is at most 1, and so is that of a negated square.
@@ -330,10 +330,10 @@ def _needs_digits(at: Place, i: int) -> Reason | None:
 
 
 def _is_needed(at: Place) -> EquationPlan | None:
-    """A contraction with consumers that need its digits: squares, a decomposition, an index.
+    """A contraction is float32 if a consumer needs its digits: squares, a decomposition, an index.
 
     Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`; 98 % of the cells of a quantizer of
-    mixed radices were others.
+    mixed radices were wrong.
     """
     if at.need & OF_PRODUCTS:
         row = next(row for row in ROWS if at.need & row.need & OF_PRODUCTS)
@@ -441,12 +441,12 @@ def _is_accumulator(at: Place) -> EquationPlan | None:
 
 
 def _derivative_leaves(at: Place) -> EquationPlan | None:
-    """A derivative beyond the range of float16: computed in float32, and rounded once.
+    """An equation whose derivative may leave float16 runs in float32, and is rounded once.
 
     Without it: a gradient of linear attention was 20 times its size off, that of a GELU NaN.
     """
-    # JAX's rule of `a / b` holds b**-2, which is 0 from 4,096 on and infinite below 1/256; that of
-    # a cube, as in a GELU, 3 x**2, which is infinite from 148 on. No loss scale mends these.
+    # JAX's rule of `a / b` holds b**-2, which is 0 from 4,096 on and infinite below 1/256; its rule
+    # of a cube, as in a GELU, holds 3 x**2, infinite from 148 on. No loss scale mends these.
     if at.compute_dtype != np.float16:
         return None
     has_gradient = [
@@ -480,7 +480,7 @@ def _turns_positions(at: Place) -> EquationPlan | None:
 
 
 def _is_norm(at: Place) -> EquationPlan | None:
-    """A product of a vector with itself: float32, as `norm` is.
+    """A product of a vector with itself is float32, as `norm` is.
 
     Without it: the squares of hundreds added up to infinity in float16.
     """
@@ -491,7 +491,7 @@ def _is_norm(at: Place) -> EquationPlan | None:
 
 
 def _readers_agree(at: Place) -> EquationPlan | None:
-    """The request of the consumers, unless it is refused."""
+    """An equation runs in the dtype that its consumers request, unless a guard refuses."""
     # Requests come before votes: a value with consumers in another dtype would be cast for each,
     # and digits that a cast to 16 bits drops are lost to a float32 consumer.
     for want in at.wants:
@@ -505,7 +505,7 @@ def _readers_agree(at: Place) -> EquationPlan | None:
 
 
 def _voters_decide(at: Place) -> EquationPlan | None:
-    """The widest operand that votes, as in PyTorch and NumPy; without a voter it is a source."""
+    """As in PyTorch and NumPy, the widest voter sets the dtype; see `_of_sources` if none votes."""
     given, floats = at.given, at.floats
     votes = voters(at)
     if not votes:
@@ -531,7 +531,7 @@ def _voters_decide(at: Place) -> EquationPlan | None:
 
 
 _BY_READERS_AND_VOTES: tuple[Link, ...] = (Link(_readers_agree), Link(_voters_decide))
-"""Whatever its primitive is: what an equation gets of which no link before says more."""
+"""The links for an equation of any primitive that no earlier link decides about."""
 
 _PROMOTES: tuple[Link, ...] = (
     Link(_is_accumulator),

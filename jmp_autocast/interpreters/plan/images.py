@@ -1,8 +1,8 @@
-"""Linear images: the arrays behind a value, to find differences that cancel.
+"""Finds differences that cancel, because both operands are linear images of one array.
 
-A value less its average, ``x - blur(x)``, is a small difference of near numbers, and so is a
-covariance less its update by rank one, ``P - (P x)(x P) / s``. Products lose nearly all of their
-digits.
+A linear image is an array after moves, scales and contractions. A value less its average,
+``x - blur(x)``, is a small difference of near numbers, and so is a covariance less its update by
+rank one, ``P - (P x)(x P) / s``. From 16-bit products, such differences keep almost no digits.
 """
 
 from __future__ import annotations

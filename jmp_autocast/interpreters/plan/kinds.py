@@ -45,7 +45,7 @@ def _atoms(atoms: Any, numbers: dict[Any, int]) -> list[Hashable]:
 
 def literal_key(literal: Literal) -> Hashable:
     """Returns the value and the type of a literal as a key."""
-    # To Python 1, 1.0 and True are one key.
+    # In a dict of Python, 1, 1.0 and True are one key.
     value = literal.val
     known = value.tobytes() if isinstance(value, np.generic | np.ndarray) else repr(value)
     return type(value), known, literal.aval

@@ -170,8 +170,8 @@ def adds(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
     """Returns the operands of a sum that belongs to chains, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
-    # A given value votes by itself; with a bias of one example as the other operand there is no
-    # chain.
+    # A given operand votes by itself and belongs to no chain: the bias of `h @ w + b` has the size
+    # of the product if the batch is one example.
     summands = [i for i in full_size(eqn, made) if not made[i].given]
     return summands if len(summands) == 2 and not is_convolved([made[i] for i in summands]) else []
 
@@ -222,7 +222,7 @@ class Operands(NamedTuple):
     @property
     def scaled(self) -> Sequence[Marks]:
         """The marks of operands that are joined, or scaled by given values or by a divisor."""
-        # Also a divisor that is computed, such as a count or a degree, leaves an average.
+        # The dividend stays an average if the divisor is computed, such as a count or a degree.
         if self.name == "div":
             return self.made[:1]
         return self.made if self.name in _JOINS or any([m.given for m in self.made]) else ()
@@ -374,13 +374,13 @@ def _common(bounds: Iterable[int]) -> int:
 
 
 def _negated(it: Operands) -> int:
-    # What scales is taken to be above 0.
+    # An operand that scales the result is taken to be above 0.
     return -(it.bound(0) or int(at_least(1, element_count(it.eqn.invars[0]))))
 
 
 def _ended_at(side: int) -> Callable[[Operands], int]:
     def rule(it: Operands) -> int:
-        # By a number, or by an array that itself ends there.
+        # The result is bounded by a number, or by an operand that has the same bound.
         ends = len(it.large) < len(it.made) or side in map(it.bound, range(len(it.made)))
         return side if ends else 0
 
@@ -396,7 +396,7 @@ def _multiplied(it: Operands) -> int:
 
 
 def _subtracted(it: Operands) -> int:
-    # By the largest of its row; a bias or a mean bounds nothing.
+    # A value less the largest of its row is at most 0. A subtracted bias or mean bounds nothing.
     if it.made[1].largest:
         return -1
     return _common([-it.bound(i) if i else it.bound(i) for i in it.large])
@@ -413,7 +413,7 @@ def _unbounded(it: Operands) -> bool:
 
 
 def _masked_or_scaled(it: Operands, mark: str) -> bool:
-    # A computed row, or a cotangent, normalizes.
+    # Any other factor ends the mark: a computed row normalizes, and so does a cotangent.
     return bool(_most(it, mark)) and all(
         [
             m.exponential or m.given or (i in it.large and it.bound(i) > 0)

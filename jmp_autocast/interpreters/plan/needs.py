@@ -148,7 +148,7 @@ def _is_kept_away(eqn: JaxprEqn) -> bool:
 def _factors(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name != "mul":
         return at.eqn.invars[:1]
-    # The factor of an accumulator, which is added to or multiplied again.
+    # The factor of a long product, or of an accumulator that is added to again, needs its digits.
     a, b = at.eqn.invars
     if a is b:
         return ()
@@ -179,7 +179,8 @@ def _expanded(at: At) -> Sequence[Any]:
             return at.eqn.invars[:2]  # of an outer product, or of `(a @ p) @ a`
         pairs = zip(at.eqn.invars[:2], at.made, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
-    # `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` by convolutions, by products or of a batch.
+    # Such sums are `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` with means by convolutions, by products
+    # or over a batch.
     meets_squares = any([m.squares == 2 for m in at.made])
     if name == "sub":
         (b,) = more
@@ -225,7 +226,7 @@ def _warps(at: At) -> bool:
 
 def _chained(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name == "mul":
-        # A scaled matrix, and not a gate of a network: that stops here.
+        # The need passes through a matrix that a given value scales, but not through a gate.
         is_scaled = any([m.given for m in at.made])
         return at.eqn.invars if at.need & Need.CHAINED and is_scaled else ()
     if not at.need & _OF_MATRICES:
@@ -244,7 +245,7 @@ def _snapped(at: At) -> Sequence[Any]:
 
 def _ranked(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name in _EXTREMES:
-        # Whose gradient goes to an element: near 1 many tanh are one number in 16 bits.
+        # The gradient of a maximum goes to its element, but near 1 many tanh are equal in 16 bits.
         return at.eqn.invars if at.made[0].saturated else ()
     if at.eqn.primitive.name not in _COMPARES:
         return at.eqn.invars

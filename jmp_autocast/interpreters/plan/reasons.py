@@ -6,7 +6,7 @@ import dataclasses
 import enum
 
 READ_BY = "read by "
-"""How a cause begins that is a reader: its primitive follows, or the words of a row of needs."""
+"""The first words of a cause that is a consumer; its primitive, or the words of a need, follow."""
 
 
 class ReasonCode(enum.Enum):
@@ -23,12 +23,12 @@ class ReasonCode(enum.Enum):
     DOMAIN = "DOMAIN"  # an operand of a dtype that autocast never touches here, such as float8
     SCOPE = "SCOPE"  # a scope keeps the region in its declared dtypes
     USER_CAST = "USER_CAST"  # the program casts
-    USER_PRECISION = "USER_PRECISION"  # a precision or a dot algorithm
+    USER_PRECISION = "USER_PRECISION"  # the program sets a precision or a dot algorithm
     LITERAL = "LITERAL"  # a literal or constant that the compute dtype cannot hold
     COORD = "COORD"  # integer coordinates too large for the compute dtype
     FEEDER = "FEEDER"  # every consumer runs in float32
     CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is low and rounding commutes
-    LOG_GUARD = "LOG_GUARD"  # its distance to 1, or its logarithm, counts
+    LOG_GUARD = "LOG_GUARD"  # a consumer needs its distance to 1, or its logarithm
     DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
     NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype although a rule has 8 bits
@@ -37,7 +37,7 @@ class ReasonCode(enum.Enum):
     CARRY = "CARRY"  # a loop carry keeps its declared dtype
     CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
     BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond disagree
-    STRUCTURAL = "STRUCTURAL"  # decided inside
+    STRUCTURAL = "STRUCTURAL"  # its jaxprs have reasons of their own, or it casts nothing
     NO_FLOAT = "NO_FLOAT"  # nothing to decide
 
 

@@ -101,7 +101,7 @@ def _is_stream(it: Maker, want: Want) -> bool:
     if not is_stream(it.at):
         return False
     if it.at.policy.data_abstains:
-        # One that is computed in float32 needs no rounding where all its readers are, too.
+        # A stream that is computed in float32 is not rounded if all its consumers are float32.
         return not it.plan.casts
     return want.demand is Demand.FULL and not it.at.need & HARMED
 

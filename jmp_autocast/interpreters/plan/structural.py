@@ -266,7 +266,7 @@ def plan_described(planner: Plans, at: Place) -> EquationPlan:
         ]
 
     inner, joined, reason = plan_all(at.wants), list(at.wants), INSIDE
-    # All branches have to return one type. float32 holds what either of them has.
+    # All branches have to return one type, and float32 holds what any of them returns.
     for k in range(len(joined)):
         made = _made(k, inner, held)
         if len({state.dtype for state in made}) > 1:

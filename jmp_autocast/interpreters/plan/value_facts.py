@@ -75,7 +75,7 @@ def number_state(dtype: Any, target: np.dtype, state: ValueState) -> ValueState:
     if state.known_value is not None:
         return ValueState(target, Source.LITERAL, state.known_value)
     if dtype.itemsize == 1:
-        # Up to 256, in every float dtype.
+        # Every float dtype holds integers up to 256.
         return ValueState(target, Source.CONST, may_be_rounded=True)
     bound = np.inf if state.integer_bound is None else state.integer_bound
     return ValueState(target, Source.DATA, integer_bound=bound)
@@ -116,7 +116,7 @@ def fold(primitive: str, operands: Sequence[ValueState]) -> float | None:
     function = FOLDS.get(primitive)
     if function is None or any(state.known_value is None for state in operands):
         return None
-    # Folded in the declared dtype, as XLA would compute it: guards check that value of the literal.
+    # The literal is folded in the declared dtype, as XLA would compute it: guards check its value.
     with np.errstate(all="ignore"):
         return float(function(*(FLOAT32.type(state.known_value) for state in operands)))
 

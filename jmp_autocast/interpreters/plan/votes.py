@@ -76,7 +76,7 @@ def _summand_votes(at: Place, i: int) -> bool:
     state = at.given[i]
     if is_harmless(state):
         return False
-    # `pred - target`, `position + offset`: it may be much larger than the other operand.
+    # Data may be much larger than the other operand: `pred - target`, `position + offset`.
     if state.source is Source.DATA:
         return True
     fresh = min((at.made[k].fresh for k in at.floats if at.given[k].source is None), default=0)
@@ -84,7 +84,8 @@ def _summand_votes(at: Place, i: int) -> bool:
     if at.name not in _SUMS and fresh == 0:
         return True
     if at.made[i].spread or not is_as_large(at.eqn.invars[i], at.eqn.outvars[0]):
-        # `h @ w + b`: a row of parameters, or one of constants beside a product.
+        # A row of parameters (`h @ w + b`) has no vote, and a row of constants has none beside a
+        # product.
         return state.source is not Source.PARAM and fresh == 0
     # `h @ w + b` for a single example adds arrays of one size. `addmm` and `w + a @ b` are the same
     # program: float32 costs one fused temporary there, and 16 bits would round the weight.
@@ -99,7 +100,7 @@ def _choice_votes(at: Place, i: int) -> bool:
 
 
 _CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes), (having("div1"), _divisor_votes))
-"""Which sources vote beside what is computed, by the class of the operation; of others factors."""
+"""Whether a source votes beside computed operands: by primitive, `_factor_votes` for all others."""
 
 
 def is_harmless(state: ValueState) -> bool:
@@ -184,7 +185,7 @@ def far_literal(at: Place, compute_dtype: np.dtype) -> Reason | None:
         elif at.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
-            # A negative choice is a mask, a negative clip a bound.
+            # A negative number that `select_n` chooses is a mask; one that clips is a bound.
             lowest = NEAR if at.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND

@@ -118,7 +118,7 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
         return None
     features, images = x.shape[1], x.shape[-1]
     kernel = lax.transpose(rhs, (out_feature, in_feature, *window_dims))
-    # Moved once for all products.
+    # With the barrier, the kernel is moved once for all products.
     kernel = kernel.reshape(1, groups, kernel.shape[0] // groups, -1)
     kernel = lax.optimization_barrier(kernel)[0]
 

@@ -57,10 +57,10 @@ _LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
 
 
 def _convolution_products(eqn: JaxprEqn) -> Any:
-    """Returns how many products a convolution sums. Those with padding, and with holes, are none.
+    """Returns how many products a convolution sums, without products with padding or with holes.
 
-    XLA's cost analysis counts them so. Windows over padding would be 20 % of a ResNet's training
-    step on images of 16 x 16. With symbolic sizes, windows are counted as a whole.
+    XLA's cost analysis counts the same products. Windows over padding would be 20 % of a ResNet's
+    training step on images of 16 x 16. With symbolic sizes, windows are counted as a whole.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     avals = (*eqn.invars[:2], eqn.outvars[0])

@@ -99,7 +99,7 @@ def casts_to_integer(eqn: JaxprEqn) -> bool:
 def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     """Returns whether the transpose of an equation that repeats elements adds up many cotangents.
 
-    That of a maximum counts the elements that are equal to it.
+    The derivative of a maximum adds up, too: it counts the elements that are equal to the maximum.
 
     Args:
         eqn: A ``broadcast_in_dim``, ``tile``, ``gather`` or ``all_gather``, or a maximum or minimum

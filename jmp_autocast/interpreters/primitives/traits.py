@@ -108,7 +108,7 @@ _ROWS: dict[str, str] = {
     "source_view pick": "first",
     "tangent_carrier": "zeros",
     "accumulate float8_dot dequantize row_major": "",
-    # Considered: none of the traits holds.
+    # These have none of the traits, after a look at each.
     """exp exp2 expm1 one_minus_square polynomial asinh atan cosh sinh tan sqrt cbrt
     lgamma digamma polygamma zeta igamma igammac igamma_grad_a regularized_incomplete_beta
     bessel_i0e bessel_i1e random_gamma cholesky cholesky_update eig eigh geqp3 geqrf hessenberg
@@ -240,7 +240,7 @@ _BACKWARD_ROWS: dict[str, str] = {
     "iota": "cheap flat",
     "argmax argmin reduce_and reduce_or": "cheap flat reduces",
     "dot_general conv_general_dilated ragged_dot_general accumulate": "contracts bilinear",
-    # Not cheap, as their operands are large or lie on other devices; the derivative reads indices.
+    # These are not cheap: operands are large or on other devices. The derivative reads indices.
     """gather pick dynamic_slice dynamic_update_slice scatter-add scatter-sub cumsum fft
     reduce_window_sum name optimization_barrier device_put with_memory_space_constraint reshard
     relayout layout_constraint pvary pbroadcast pbroadcast_dynamic reduced_vary_cast
@@ -248,7 +248,7 @@ _BACKWARD_ROWS: dict[str, str] = {
     all_gather_invariant all_gather_reduced all_to_all ragged_all_to_all ppermute
     reduce_scatter""": "linear",
     "polynomial": "cheap",
-    # Considered: opaque.
+    # These are opaque, after a look at each.
     """approx_top_k bessel_i0e bessel_i1e cholesky cholesky_update cumlogsumexp cummax cummin
     cumprod digamma dot_product_attention_fwd dot_product_attention_fwd_wrapper eig eigh geqp3 geqrf
     hessenberg householder_product igamma igamma_grad_a igammac lgamma lu ormqr polygamma qr

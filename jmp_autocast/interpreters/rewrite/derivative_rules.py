@@ -194,7 +194,7 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
         residuals, static = saved
         moving, tree, residual_avals, dtypes = static.value
 
-        # An output without a cotangent is handed on as a zero that is known to be one.
+        # The user's rule gets a symbolic zero as the cotangent of an output that has none.
         known = [k for k in inexact if type(cotangents[k]) is not SymbolicZero]
 
         def original_backward(residuals: Sequence[Any], given: Sequence[Any]) -> Any:

@@ -267,7 +267,7 @@ class Rewriter(KeepsValues):
             case Inside(unchanged=False):
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case Inside() if has_rule(eqn) or self.looks_at(eqn):
-                # Nothing in it changes, but its derivative rule may.
+                # Nothing in the bodies changes, but the derivative rule may change.
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case _:
                 return self._bound(eqn, plan, operands)
@@ -280,7 +280,7 @@ class Rewriter(KeepsValues):
         # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
         # transpose that adds up in 16 bits.
         for i in action.replicates:
-            if "axes" in eqn.params:  # that of a maximum counts ties, and returns one of them
+            if "axes" in eqn.params:  # the float32 form counts the ties of a maximum
                 full = replication(eqn, arrays)(operands[i].read(FLOAT32))
                 return [cast(full, arrays[i].dtype)]
             broadcast, is_bias = replication(eqn, arrays), i in action.biases
@@ -290,8 +290,8 @@ class Rewriter(KeepsValues):
         params = {**eqn.params, **action.params} if action.params else eqn.params
         ours = is_lowered_by_us(eqn.primitive, arrays, params)
         if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
-            # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. Products
-            # that the program itself declares in bfloat16 are left alone.
+            # CPUs lack kernels for some forms of this product and of its transposes in JAX.
+            # Products that the program itself declares in bfloat16 are left alone.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
