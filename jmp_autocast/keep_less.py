@@ -150,7 +150,8 @@ class KeepLess(Wrapper):
             abstract: Whether a ``jax.ShapeDtypeStruct`` counts as an array.
         """
         call = arguments.flatten(self._fn, self._options.params, args, kwargs, abstract)
-        # Not from JAX's cache: the function may close over arrays that have changed since.
+        # JAX's cache of traces is not used: the function may close over arrays that have changed
+        # since.
         closed = fresh_make_jaxpr(call.traceable, *call.arrays)
         call.look_at(closed)
         return call, closed

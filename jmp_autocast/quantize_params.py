@@ -188,5 +188,5 @@ def _quantized(scales: int, *shardings: Any) -> Callable[[Any], QuantizedArray]:
         copies = key.copies(x, {}, Weight(scales))
         return QuantizedArray(copies[key], copies[ScaleOf(key)])
 
-    # As one program, without a float32 array in between.
+    # One program quantizes the array, so that no float32 array is made in between.
     return jax.jit(quantized, out_shardings=QuantizedArray(*shardings))

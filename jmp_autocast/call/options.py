@@ -44,7 +44,8 @@ class Options:
     @property
     def chosen(self) -> tuple[Policy, Choice | None]:
         """The policy of a program that is traced now, and the choice of a default dtype, if any."""
-        # Not earlier: `jax.distributed` has to be set up before the first use of a device.
+        # The device is looked up here and not earlier: `jax.distributed` has to be set up before
+        # the first use of a device.
         if not is_default(self.policy.compute_dtype):
             return self.policy, None
         choice = preferred_for(default_device())

@@ -73,7 +73,7 @@ def stochastically(key: jax.Array, x: jax.Array, dtype: np.dtype) -> jax.Array:
     smallest = max(float(info.smallest_normal), _SMALLEST)
     power = jnp.maximum(lax.bitcast_convert_type(power, jnp.float32), smallest)
     spacing = power * 2.0**-info.nmant
-    # By bits and not by a division, which a TPU does not round exactly.
+    # The inverse is computed from bits: a TPU does not round a division exactly.
     inverse = np.uint32(_ONE_OVER) - lax.bitcast_convert_type(spacing, jnp.uint32)
     steps = x * lax.bitcast_convert_type(inverse, jnp.float32)
     below = jnp.floor(steps)

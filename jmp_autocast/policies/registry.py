@@ -105,7 +105,7 @@ def primitive_name(primitive: Any) -> str:
     Raises:
         TypeError: It is neither.
     """
-    # By its method: JAX has moved the class between modules.
+    # A primitive is known by its method: JAX has moved the class between modules.
     is_primitive = callable(getattr(primitive, "bind", None)) and not isinstance(primitive, type)
     name = primitive.name if is_primitive else primitive
     if not isinstance(name, str) or not name:

@@ -38,7 +38,7 @@ from .segments import Unit, units_of
 
 mark_frames(__file__)
 
-# In the jaxpr only: a segment keeps its values with this name.
+# The name is in the jaxpr only: a segment keeps those of its values that have this name.
 SAVED = "jmp_autocast_kept"
 
 # JAX's cache of checkpoints compares policies by identity: one object for all segments.
@@ -190,8 +190,8 @@ class Emitter:
     ) -> Iterator[tuple[Unit, tuple[Callable[..., Any], tuple[Any, ...]]]]:
         """Yields each segment with its function and the names around it."""
         for group, around, within in alike(units):
-            # Without `prevent_cse`, which puts barriers around it: the loops of a forward and of a
-            # backward pass are two computations, which XLA cannot merge anyway.
+            # `prevent_cse` would put barriers around the segment. It is off: the loops of a forward
+            # and of a backward pass are two computations, which XLA cannot merge anyway.
             segment = self._segment(group[0], within, site)
             function = jax.checkpoint(segment, policy=_POLICY, prevent_cse=False)
             for unit, names in zip(group, around, strict=True):

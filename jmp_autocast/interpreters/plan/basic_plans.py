@@ -92,14 +92,14 @@ def _bound(at: Place, target: np.dtype) -> Action:
     # no gradient.
     if at.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in at.floats if at.given[i].known_value is None]
-        # Only float32 weights that are gathered from devices: 16-bit activations have 16-bit
-        # cotangents.
+        # Of the operands that travel between devices only float32 weights count: 16-bit
+        # activations have 16-bit cotangents.
         if at.name in _TRAVELS:
             unknown = [i for i in unknown if at.given[i].dtype == FLOAT32]
         replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
     if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)
-    # No float16: the sum may leave its range.
+    # A float16 target is left out: the sum may leave its range.
     adds = at.name in _SUMS and target == jnp.bfloat16 and at.policy.data_abstains
     biases = tuple([i for i in replicates if at.given[i].source is not None]) if adds else ()
     return Bind(replicates=replicates, biases=biases) if replicates else BIND

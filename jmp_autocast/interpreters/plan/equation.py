@@ -187,7 +187,7 @@ def _by_policy(at: Place, decision: Decision, origin: str) -> EquationPlan:
         guarded = origin != "rules"
         low = _lower(at, guarded=guarded)
         if guarded and contracts and _reads_whole(at) is not None:
-            # Its result is as many whole numbers as float32 holds: 16 bits end at 256 or 2,048.
+            # The results are whole numbers, which 16 bits hold up to 256 or 2,048 alone.
             return _with_float32_result(at, low, _COUNTS)
         plan = _accumulating(at, low)
         if at.region.product is not None and contracts and _is_rounded(low):
@@ -400,7 +400,7 @@ def _contract(at: Place, plan: EquationPlan) -> Contract:
 
 
 def _with_float32_result(at: Place, plan: EquationPlan, reason: Reason) -> EquationPlan:
-    """Returns the plan of a lowered contraction with its accumulator as the result."""
+    """Returns the plan of a 16-bit contraction whose float32 accumulator is its result."""
     if not _is_rounded(plan):
         return plan
     results = tuple(ValueState(FLOAT32) for _ in plan.results)

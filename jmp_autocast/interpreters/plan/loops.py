@@ -296,7 +296,8 @@ def _while(planner: Plans, at: Place) -> EquationPlan:
 
     Half an ulp of bfloat16 a step, 2**-9 of the value, is all of it after 512 steps.
     """
-    # No trial in 16 bits: the error over an unknown number of iterations has no bound.
+    # A while loop has no trial in 16 bits: the error over an unknown number of iterations has no
+    # bound.
     held, given = bodies(at.eqn), at.given
     inner, demands = [], full_if_float(at)
     dtypes = [at.declared(v) for v in at.eqn.outvars]

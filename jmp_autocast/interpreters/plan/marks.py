@@ -380,7 +380,7 @@ def _negated(it: Operands) -> int:
 
 def _ended_at(side: int) -> Callable[[Operands], int]:
     def rule(it: Operands) -> int:
-        # By a number, or by an array that itself ends there.
+        # A number ends the result on this side, or an array that itself ends there.
         ends = len(it.large) < len(it.made) or side in map(it.bound, range(len(it.made)))
         return side if ends else 0
 
@@ -396,7 +396,7 @@ def _multiplied(it: Operands) -> int:
 
 
 def _subtracted(it: Operands) -> int:
-    # By the largest of its row; a bias or a mean bounds nothing.
+    # A value minus the largest of its row is at most 0; a bias or a mean bounds nothing.
     if it.made[1].largest:
         return -1
     return _common([-it.bound(i) if i else it.bound(i) for i in it.large])

@@ -148,7 +148,8 @@ def _is_kept_away(eqn: JaxprEqn) -> bool:
 def _factors(at: At) -> Sequence[Any]:
     if at.eqn.primitive.name != "mul":
         return at.eqn.invars[:1]
-    # The factor of an accumulator, which is added to or multiplied again.
+    # An operand is a factor if the other one is a product of several factors already, or a sum
+    # whose product is added to another value.
     a, b = at.eqn.invars
     if a is b:
         return ()

@@ -27,7 +27,7 @@ def _convert_element_type(planner: Plans, at: Place) -> EquationPlan:
     (state,), (var,) = given, eqn.invars
     is_back = aval_of(eqn.outvars[0]).dtype == FLOAT32
     if is_back and at.region.names and at.region.names[-1] == _OURS:
-        # After a kernel: the value keeps its dtype.
+        # The cast follows a kernel, whose result keeps its dtype.
         no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
         return EquationPlan(Cast(), given, (None,), (state,), no_cast)
     source, target = at.declared(var), at.declared(eqn.outvars[0])

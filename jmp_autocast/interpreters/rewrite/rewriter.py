@@ -217,7 +217,8 @@ class Rewriter(KeepsValues):
         Returns:
             Its results.
         """
-        # These return values with a copy, or the promise of one; the others return arrays.
+        # The first three actions return each `Value` with a copy or the promise of one. The others
+        # return arrays.
         match plan.action:
             case Move():
                 return moved(eqn, plan, operands)
@@ -290,8 +291,8 @@ class Rewriter(KeepsValues):
         params = {**eqn.params, **action.params} if action.params else eqn.params
         ours = is_lowered_by_us(eqn.primitive, arrays, params)
         if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
-            # Not all of JAX's forms of it, in either direction, have a kernel on CPUs. Products
-            # that the program itself declares in bfloat16 are left alone.
+            # XLA:CPU has no kernel for some of the forms in which JAX writes a contraction or its
+            # transposes. Products that the program itself declares in bfloat16 are left alone.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
