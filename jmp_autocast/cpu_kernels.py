@@ -1,10 +1,10 @@
 """Which bfloat16 matmuls XLA:CPU runs in a kernel that is faster than float32.
 
-The kernels change with the versions and flags of XLA: JAX 0.10 has fast ones for float32 results,
-0.12 for both, and a flag turns them off. So one small program is compiled (0.1 s, once per process,
-and never at import), and its text searched for kernels. They also exist for CPUs that widen each
-number, and are slow there; the features of the CPU decide. With
-``XLA_FLAGS=--xla_cpu_max_isa=AVX2`` a CPU with bfloat16 units counts as one without.
+The kernels change with the versions and flags of XLA: JAX 0.10 has fast kernels for float32 results
+alone, JAX 0.12 for float32 and bfloat16 results, and a flag turns them off. So one small program is
+compiled (0.1 s, once per process, and never at import), and its text is searched for kernels. XLA
+also has slow kernels for CPUs without bfloat16 units, so the features of the CPU are read first.
+With ``XLA_FLAGS=--xla_cpu_max_isa=AVX2`` a CPU with these units counts as one without.
 """
 
 from __future__ import annotations

@@ -42,7 +42,8 @@ class Signature:
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
         """Returns the arguments with other arrays."""
-        # In the order of positions: each insertion finds the leaves before it in place.
+        # `static` is in the order of positions, so that each insertion finds the leaves before it
+        # in place.
         leaves = list(arrays)
         for i, leaf in self.static.items():
             leaves.insert(i, leaf)
@@ -54,7 +55,7 @@ class Signature:
         return has_hash((self.tree, self.key))
 
     def __hash__(self) -> int:
-        # Without the leaves and the tree itself: either may hold an object without a hash.
+        # The hash leaves out the leaves and the tree: either may hold an object without a hash.
         return hash((self.tree.num_leaves, *((i, type(x)) for i, x in self.static.items())))
 
 

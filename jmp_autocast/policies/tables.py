@@ -34,14 +34,14 @@ def dot_rule(eqn: EquationView) -> CastPolicy:
 
 
 def integer_pow_rule(eqn: EquationView) -> CastPolicy:
-    """Positive powers promote (GELU's cube); negative ones are reciprocals, float32 in PyTorch."""
+    """Positive powers promote (GELU's cube); negative ones run in float32, like PyTorch's."""
     # `x ** -2` of a float16 below 1/256 is beyond 65,504.
     negative = eqn.exponent is not None and eqn.exponent < 0
     return CastPolicy.FP32 if negative else CastPolicy.PROMOTE
 
 
 def div_rule(eqn: EquationView) -> CastPolicy:
-    """A literal over an array is a reciprocal (PyTorch's ``__rtruediv__``), float32."""
+    """A literal over an array runs in float32 (PyTorch's ``__rtruediv__``); others promote."""
     # `0 / x` is a mask that happens to be written as a quotient: exact in every dtype.
     if eqn.literals[0] not in (None, 0.0) and eqn.literals[1] is None:
         return CastPolicy.FP32
@@ -124,7 +124,7 @@ _NAMES: dict[CastPolicy, str] = {
     """,
 }
 
-# Their inputs and outputs are those of the one jaxpr that they hold.
+# The inputs and outputs of these primitives are those of the one jaxpr that each of them holds.
 CALLS = frozenset(
     """
     jit closed_call core_call call eval_jaxpr compute_on xla_metadata_call
@@ -132,7 +132,7 @@ CALLS = frozenset(
     """.split()
 )
 
-# They have no cast policy: each has a planning rule in `interpreters/plan`.
+# These primitives have no cast policy: each has a planning rule in `interpreters/plan`.
 STRUCTURAL = CALLS | frozenset(
     """
     convert_element_type optimization_barrier source_view accumulate
@@ -141,8 +141,8 @@ STRUCTURAL = CALLS | frozenset(
     """.split()
 )
 
-# A program for the dtypes of their operands is among their parameters: bound on operands of other
-# dtypes they fail in the middle of a trace, or misread the bits.
+# The parameters of these primitives hold a program for the dtypes of the operands. Bound on others,
+# the primitives fail in the middle of a trace, or misread the bits.
 TRACED_FOR_DTYPES = frozenset(
     """
     pallas_call core_map mpmd_map tpu_custom_call mosaic_gpu mosaic_gpu_p call_exported ffi_call
@@ -150,7 +150,7 @@ TRACED_FOR_DTYPES = frozenset(
     """.split()
 )
 
-# They multiply and sum, as tensor cores do.
+# Contractions multiply and sum, as tensor cores do.
 CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
 
 MOST_THAT_CANNOT_PAY: Mapping[str, int] = MappingProxyType(dict.fromkeys(CONTRACTIONS, 4))

@@ -10,7 +10,7 @@ from typing import Any
 
 from .hlo import Computation, Instruction, Module
 
-# These take no time: they name a value, wait for one, or annotate one for the compiler.
+# These instructions take no time: they name a value, wait for it, or annotate it for the compiler.
 _FREE = frozenset(
     """
     parameter constant tuple get-tuple-element bitcast after-all add-dependency opt-barrier

@@ -95,7 +95,7 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
     check_choice("mode", mode, get_args(Mode))
     # The object holds the traces of the function, and is freed with the function.
     checked = _Checked(fn, mode)
-    # A function, not the object: a class may use it as a method.
+    # The user gets a function, not the `_Checked` object, so that a class may use it as a method.
     return functools.wraps(fn, updated=())(lambda *args, **kwargs: checked(args, kwargs))
 
 

@@ -153,10 +153,10 @@ class _Sums(NamedTuple):
     Args:
         lost: The number of elements that are finite in the reference alone.
         known: The number of elements that are finite in the reference.
-        reference: Of the squares of the reference.
-        result: Of the squares of the array.
-        product: Of the products of both.
-        difference: Of the squares of the differences.
+        reference: The sum of the squares of the reference.
+        result: The sum of the squares of the array.
+        product: The sum of the products of both.
+        difference: The sum of the squares of the differences.
         largest: The largest finite magnitude in the reference.
     """
 

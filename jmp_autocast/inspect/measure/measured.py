@@ -16,8 +16,8 @@ from ...interpreters.primitives.structure import Body, bodies, is_call
 from ...interpreters.primitives.traits import having
 from ...scopes import read_mark
 
-# Each element of their results is an element of an operand, so no fault can arise. Leaving them out
-# saves compile time, which is most of the time of `check_numerics`.
+# Each result element of these primitives is an element of an operand, so that they create no fault.
+# They are not measured, which saves compile time: most of the time of `check_numerics`.
 _SAME_VALUES = having("same")
 
 
@@ -145,7 +145,7 @@ def largest_element(x: Any) -> Any:
 
 
 def is_measurable(aval: Any) -> bool:
-    """True for non-empty arrays of floats or complex numbers, summed over devices."""
+    """True for non-empty float or complex arrays without partial sums left to add over devices."""
     # Integers do not round, and are never infinite.
     is_array = compat.is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)
     if not is_array or 0 in aval.shape:

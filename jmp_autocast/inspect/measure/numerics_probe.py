@@ -115,7 +115,7 @@ class NumericsProbe(Probe):
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
             return np.uint8(0)
         if isinstance(array, jax.Array) and not isinstance(array, Tracer):
-            # `_counts` may already be compiled for an equal aval.
+            # Calling the jitted `_counts` compiles nothing if it has measured an equal aval before.
             return self.flags_made(jax.device_get(_counts(array, self._ranges)))
         # NumPy reduces its own arrays, without a compilation.
         numpy = jnp if isinstance(array, jax.Array) else np

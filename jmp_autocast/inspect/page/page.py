@@ -121,7 +121,10 @@ def _equation(row: Row) -> str:
 
 
 def _value(dtype: str, declared: str, shape: tuple[int, ...], source: str = "") -> str:
-    """Returns an operand or result in a few words: ``"bf16[8,8] of f32 0/w"``."""
+    """Returns the dtype and shape of an operand or result, its declared dtype and its input path.
+
+    ``"bf16[8,8] of f32 0/w"`` is an argument ``0/w`` that is declared float32 and read in bfloat16.
+    """
     text = f"{SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
     was = "" if dtype == declared else f" of {SHORT.get(declared, declared)}"
     return _shown(f"{text}{was} {source}".rstrip())

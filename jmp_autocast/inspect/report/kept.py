@@ -164,7 +164,7 @@ def _rows(jaxpr: AnyJaxpr, arrays: Iterable[Any]) -> tuple[KeptRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.scope, row.primitive, row.dtype)))
 
 
-# These return an operand: a checkpoint marks saved values by them.
+# These primitives return an operand: a checkpoint marks the values that it saves by them.
 _HANDS_ON = frozenset(("name", "reduce_precision", "optimization_barrier"))
 
 

@@ -135,7 +135,7 @@ def _inside(
         inside = entering(body, given, _NONE)
         for i in range(body.takes_copies_at, len(inside)):
             inside[i] = frozenset(root.sliced() for root in inside[i])
-        if isolates(eqn):  # no encoding of a whole is that of a shard
+        if isolates(eqn):  # the encoding of an array is not that of its shards
             inside = [_moved([roots], False) for roots in inside]
         outputs = _follow(inner, inside, reads)
         for k, roots in enumerate(leaving(body, outputs, _NONE, len(results))):

@@ -279,7 +279,7 @@ def _place(eqn: JaxprEqn) -> str:
 def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:
     """Returns the ``jax.named_scope`` names around an equation, relative to its jaxpr.
 
-    The stack also holds the names of transformations (``jvp``, ``transpose``), left out here.
+    The name stack also holds transformations (``jvp``, ``transpose``), which are left out.
     """
     stack = eqn.source_info.name_stack.stack
     return tuple([s.name for s in stack if type(s).__name__ == "Scope"]) if stack else ()

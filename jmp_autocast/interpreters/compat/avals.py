@@ -15,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def aval_of(atom: Any) -> Any:
-    """Returns the type of a variable or literal, which JAX declares without a shape or dtype."""
+    """Returns the aval of a variable or literal as Any: JAX's stubs give it no shape or dtype."""
     return atom.aval
 
 

@@ -140,7 +140,7 @@ class _Network:
 
     def cut(self, price: float) -> Cut:
         """Returns the minimum cut at a cost of ``price`` kept bytes for each recomputed byte."""
-        # Here, so that programs without a plan of residuals do not wait for the import of scipy.
+        # scipy is imported here, so that programs without a plan of residuals do not wait for it.
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

@@ -190,8 +190,8 @@ class Emitter:
     ) -> Iterator[tuple[Unit, tuple[Callable[..., Any], tuple[Any, ...]]]]:
         """Yields each segment with its function and the names around it."""
         for group, around, within in alike(units):
-            # Without `prevent_cse`, which puts barriers around it: the loops of a forward and of a
-            # backward pass are two computations, which XLA cannot merge anyway.
+            # `prevent_cse` would put barriers around the segment. It is off: the loops of a forward
+            # and of a backward pass are two computations, which XLA cannot merge anyway.
             segment = self._segment(group[0], within, site)
             function = jax.checkpoint(segment, policy=_POLICY, prevent_cse=False)
             for unit, names in zip(group, around, strict=True):

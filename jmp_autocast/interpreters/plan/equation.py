@@ -400,7 +400,7 @@ def _contract(at: Place, plan: EquationPlan) -> Contract:
 
 
 def _with_float32_result(at: Place, plan: EquationPlan, reason: Reason) -> EquationPlan:
-    """Returns the plan of a lowered contraction with its accumulator as the result."""
+    """Returns the plan of a 16-bit contraction whose float32 accumulator is its result."""
     if not _is_rounded(plan):
         return plan
     results = tuple(ValueState(FLOAT32) for _ in plan.results)

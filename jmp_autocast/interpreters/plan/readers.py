@@ -116,9 +116,9 @@ class Readers:
         demand = self._demand(eqn, plan, request)
         if demand:
             return (demand,) * len(eqn.invars)
-        # A float32 value that an equation ranks keeps its float32 use beside a product: before a
-        # call, the cast for the product would otherwise be the operand. A 16-bit value is not
-        # raised.
+        # If consumers rank a value or make integers of it (SHARP, SNAP), each float32 read of it
+        # counts: a call whose body also holds a product would otherwise get the product's 16-bit
+        # copy as its operand. A value that is 16-bit already is not raised.
         return [
             Demand.of(dtype) & Demand.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
@@ -134,7 +134,7 @@ class Readers:
         # A contraction with a float32 accumulator as its result reads 16 bits, too.
         if name in _CONTRACTS and code in _LOW_CONTRACTION:
             return Demand.LOW
-        # It will run in the requested dtype, and read its operands in that dtype.
+        # An equation with a request will run, and read its operands, in the requested dtype.
         if request is not None:
             return next(want.demand for want in request if want.demand)
         if all([state.dtype is None for state in plan.results]):

@@ -66,7 +66,7 @@ class Sweeps:
         This ends: a sweep requests only equations without an earlier request, and each call at most
         four times. Among 4,669 plans of 900 random programs, 15 took three sweeps.
         """
-        # Without requests at first: most programs need one sweep.
+        # The first sweep has no requests: most programs need no other.
         self._forward()
         while True:
             found = find_requests(

@@ -19,7 +19,7 @@ from jax import lax
 
 from .cpu_products import can_be_arranged, product
 
-# Beyond that XLA takes long to compile them.
+# XLA takes long to compile the products of more positions than these.
 _MOST_POSITIONS = 128
 # A product of fewer columns leaves the units idle, so that positions are put side by side: the
 # gradient of a 7 x 7 kernel of 3 features in 4.6 ms for 8.6 (112 x 112, stride 2).

@@ -28,7 +28,7 @@ def asked_precision(eqn: JaxprEqn) -> Any:
 
 
 def without_request(eqn: JaxprEqn) -> dict[str, Any]:
-    """Returns the parameter that removes the program's precision from a lowered product."""
+    """Returns the parameter that drops the program's ``precision`` from a product in 16 bits."""
     # The precision was meant for float32 operands; an algorithm may refuse others.
     return {} if asked_precision(eqn) is None else {"precision": None}
 

@@ -68,7 +68,8 @@ _ROWS: dict[str, str] = {
     "clamp": "rounds clears chooses replicates fuses",
     "eq ne lt le gt ge": "chooses",
     "floor ceil round": "snaps",
-    # Their transposes count ties in the dtype of the operand: 16 bits count to 256 or 2,048.
+    # The transpose of a maximum counts ties in the dtype of the operand: 16 bits count to 256 or
+    # 2,048.
     "reduce_max reduce_min": "rounds feeds repeats",
     "reduce_window_max reduce_window_min": "rounds clears repeats",
     "cummax cummin sort": "rounds",
@@ -224,9 +225,9 @@ _BACKWARD_ROWS: dict[str, str] = {
     source_view""": "cheap elementwise linear",
     """reshape transpose broadcast_in_dim broadcast_to squeeze slice concatenate stack split unstack
     tile pad rev""": "cheap linear",
-    # It may move data between devices, but most only name a sharding that an array already has.
-    # MaxText has one behind each norm and activation: without recomputing, they were 90 of 1,713 MB
-    # (2 layers).
+    # A sharding constraint may move data between devices, but most only name a sharding that the
+    # array already has. MaxText has one behind each norm and activation: without recomputing, their
+    # results were 90 of 1,713 MB (2 layers).
     "sharding_constraint": "cheap linear",
     "reduce_sum": "cheap linear reduces",
     "mul": "cheap elementwise bilinear",

@@ -38,7 +38,8 @@ def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[
         for x, value, v in zip(read(read_so, operands), operands, eqn.invars, strict=True)
     ]
     copies = [operands[i].copy(key) for i, key in action.copies]
-    # In the ambient trace, so that JAX differentiates, maps and shards the function's equations.
+    # The function runs in the ambient trace, so that JAX differentiates, maps and shards its
+    # equations.
     out = action.function(*arrays, *copies)
     results = list(out) if isinstance(out, tuple | list) else [out]
     pairs = zip(map(aval_of, eqn.outvars), plan.results, strict=True)

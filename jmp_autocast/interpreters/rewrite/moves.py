@@ -73,7 +73,7 @@ def _moved_copies(eqn: JaxprEqn, operands: Sequence[Any], dtype: Any) -> Sequenc
         # A number cast to float32 is cast to 16 bits directly.
         return [cast(arrays[0], dtype)]
     if eqn.primitive.name == "sharding_constraint":
-        # Otherwise XLA gives the cast the new sharding, and transfers float32 between devices.
+        # Without a barrier XLA gives the cast the new sharding, and transfers float32.
         arrays = lax.optimization_barrier(arrays)
     out = bind_cached(eqn.primitive, arrays, eqn.params)
     return out if eqn.primitive.multiple_results else [out]

@@ -217,7 +217,8 @@ class Rewriter(KeepsValues):
         Returns:
             Its results.
         """
-        # These return values with a copy, or the promise of one; the others return arrays.
+        # The first three actions return each `Value` with a copy or the promise of one. The others
+        # return arrays.
         match plan.action:
             case Move():
                 return moved(eqn, plan, operands)

@@ -60,7 +60,8 @@ def _remat_opt(
     longer be those planned.
     """
     (body,) = bodies(eqn)
-    # Without a jaxpr of its own, so that the residuals are those of the equations inside.
+    # The body is evaluated without a jaxpr of its own, so that the residuals are those of its
+    # equations.
     return rewriter.evaluate(plan.inner[0], consts_of(body.jaxpr), read(plan, operands))
 
 
@@ -71,7 +72,7 @@ def _shard_map(
     """The public function sets up the mesh axes for the trace of the body."""
     (body,), arrays = bodies(eqn), read(plan, operands)
     copied = handed_in(eqn, plan, rewriter.known_copies)
-    # Otherwise XLA gives the casts the sharding of the parts, and transfers float32 between
+    # Without a barrier XLA gives the casts the sharding of the parts, and transfers float32 between
     # devices.
     held = lax.optimization_barrier
     arrays = [x if d is None else held(x) for x, d in zip(arrays, plan.operands, strict=True)]
