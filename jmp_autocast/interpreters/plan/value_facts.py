@@ -139,9 +139,6 @@ def coordinate_bound(
     """
     if primitive not in _AFFINE or all(operands[i].integer_bound is None for i in floats):
         return None
-    if primitive == "div" and operands[floats[0]].integer_bound is None:
-        # `x / n` with an integer `n` is a fraction, not a coordinate.
-        return None  # a mean over a number of elements that the program counts
     magnitudes = [m for i in floats if (m := _magnitude(operands[i])) is not None]
     # With an operand that is no coordinate the result is data: counted as a coordinate, an integer
     # mask times an activation raised every later matmul (59 % of the FLOPs of an encoder).
