@@ -6,7 +6,7 @@ or a branch as if it were inlined.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import jax.numpy as jnp
@@ -186,7 +186,8 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
     accumulated = accumulated_in(body, memo)
     for i, k in body.carries:
         inputs[i] = inputs[i]._replace(summed=k in accumulated)
-    return _gone_round(body, inputs, memo)
+    found = _gone_round(body, inputs, memo)
+    return _gone_round(body, _with_sums(body, found, memo), memo)
 
 
 def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
@@ -198,6 +199,28 @@ def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
             inputs[i] = Marks.union([inputs[i], made[k]])._replace(summed=inputs[i].summed)
         if inputs == before:  # it ends: `union` moves each mark in one direction only
             return inputs
+
+
+def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
+    """Returns the marks of a loop's inputs; carries that accumulate `exp` are exponential."""
+    jaxpr = body_of(body.jaxpr)
+
+    def marked(at: Collection[int]) -> list[Marks]:
+        return [m._replace(exponential=True) if i in at else m for i, m in enumerate(inputs)]
+
+    def returned(at: Collection[int]) -> frozenset[int]:
+        made = of(marks_of(jaxpr, marked(at), memo), jaxpr.outvars)
+        return frozenset(i for i, k in body.carries if made[k].exponential)
+
+    made = marks_of(jaxpr, inputs, memo)
+    shapes = {aval_of(v).shape for v, m in made.items() if m.exponential}
+    # Beside a sum of them so far, each that is added leaves a sum of them.
+    sums = frozenset(
+        i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
+    )
+    while sums and (fewer := returned(sums) & sums) != sums:
+        sums = fewer
+    return marked(sums)
 
 
 def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
