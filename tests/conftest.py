@@ -38,8 +38,8 @@ def pytest_runtest_makereport(item, call):
 
 
 @pytest.fixture(autouse=True)
-def registrations(monkeypatch):
-    """No registration of a test outlives it."""
+def no_registration_stays(monkeypatch):
+    """No registration of a test outlives it. A parameter of this name would take its place."""
     monkeypatch.setattr(registry, "_registered", dict(registry._registered))
 
 

@@ -246,7 +246,7 @@ def test_single_paths_match_as_patterns_do(names):
 
 
 @pytest.mark.parametrize(
-    ("registrations", "expected"),
+    ("rules", "expected"),
     [
         ([], LOW),
         ([("FP32", 10)], FULL),
@@ -257,8 +257,8 @@ def test_single_paths_match_as_patterns_do(names):
     ],
     ids=["default", "one", "lower_loses", "higher_wins", "latest_of_equals", "higher_later"],
 )
-def test_levels_of_registrations(registrations, expected):
-    for name, level in registrations:
+def test_levels_of_registrations(rules, expected):
+    for name, level in rules:
         register_rule("tanh", name, priority=level)
     assert io(rewritten(after_dot(lambda h: jnp.tanh(h) @ h.T), X), "tanh") == (
         (expected,),
