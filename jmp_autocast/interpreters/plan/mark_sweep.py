@@ -19,6 +19,7 @@ from .marks import (
     CONSTANT,
     NONE,
     NUMBER,
+    REARRANGES,
     WHOLE_NUMBER,
     Marks,
     marks_of_contraction,
@@ -27,7 +28,6 @@ from .marks import (
 )
 from .returning_carries import accumulating_carries
 
-_REARRANGES = having("moves") | {"convert_element_type"}
 _CONTRACTS = having("contracts")
 
 Memo: TypeAlias = dict[Any, Any]
@@ -110,7 +110,7 @@ def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, 
         if m.same:
             found[v] = first.setdefault(m.same, v)
     for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _REARRANGES:
+        if eqn.primitive.name in REARRANGES:
             found[eqn.outvars[0]] = _array(eqn.invars[0], found)
         elif is_call(eqn):
             found.update(_returned(eqn, found, memo))

@@ -35,7 +35,7 @@ from .symbolic_sizes import at_least, element_count, is_as_large
 
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
-_REARRANGES = having("moves") | {"convert_element_type"}
+REARRANGES = having("moves") | {"convert_element_type"}
 _CONTRACTS = having("contracts")
 _JOINS = having("joins")
 _SCALES = frozenset(("mul", "div"))
@@ -556,7 +556,7 @@ def _of_one_array(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks | None:
             return BITS
         if jnp.issubdtype(dtype, jnp.integer):
             return m._replace(angle=True, whole=True)
-    return m if name in _REARRANGES else None
+    return m if name in REARRANGES else None
 
 
 def marks_of_contraction(eqn: JaxprEqn, made: Sequence[Marks], is_gram: bool) -> Marks:

@@ -106,8 +106,6 @@ DECOMPOSES = frozenset(
     tridiagonal tridiagonal_solve custom_linear_solve
     """.split()
 )
-
-
 _EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min".split())
 
 
