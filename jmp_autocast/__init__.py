@@ -81,7 +81,7 @@ _TOOLS = (
     "explain_compiled",
     "tune",
 )
-_ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
+_PACKAGES = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 
 
 def __getattr__(name: str) -> Any:
@@ -98,4 +98,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_ROOMS, "__version__"})
+    return sorted({*__all__, *_PACKAGES, "__version__"})

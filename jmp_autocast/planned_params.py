@@ -72,7 +72,7 @@ class PlannedParams:
         """Returns the program, planned for the input states that ``inputs`` returns."""
         planned = self.planned
         states = inputs(planned.plan.inputs)
-        plan = planned.planner.plan_program(planned.closed, states, planned.plan.wants)
+        plan = planned.planner.plan_program(planned.closed, states, planned.plan.requests)
         other = copy.copy(self)
         other.planned = dataclasses.replace(planned, plan=plan)
         return other
