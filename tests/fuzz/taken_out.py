@@ -77,7 +77,7 @@ TAKEN_OUT: Mapping[str, TakesOut] = {
     "chains": without_need(Need.CHAINED),
     "few": without_link("GUARDS", "_cannot_pay"),
     "ramps": without_link("GUARDS", "_reads_what_needs_digits"),
-    "requests": lambda patch: patch.setattr(reading, "asked_precision", lambda eqn: None),
+    "requests": lambda patch: patch.setattr(reading, "requested_precision", lambda eqn: None),
     "contexts": lambda patch: patch.setattr(
         compat, "float64_for", lambda avals: contextlib.nullcontext()
     ),
