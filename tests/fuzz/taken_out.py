@@ -29,8 +29,9 @@ def without_need(need: Need) -> TakesOut:
     """A row of the needs."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
-        asked = {name: [r for r in rows if r.need != need] for name, rows in needs._REQUESTED.items()}
-        patch.setattr(needs, "_REQUESTED", asked)
+        rows = needs._REQUESTED.items()
+        requested = {name: [r for r in some if r.need != need] for name, some in rows}
+        patch.setattr(needs, "_REQUESTED", requested)
 
     return take_out
 

@@ -232,11 +232,26 @@ def updated(step):
     return run
 
 
+def gain(p, a):
+    return p @ a / (1 + a @ p @ a)
+
+
+def less(p, gain, a):
+    return p - jnp.outer(gain, a @ p)
+
+
 UPDATES = {
     "outer product": lambda p, a: p - jnp.outer(p @ a, a @ p) / (1 + a @ p @ a),
     "gain": lambda p, a: p - jnp.outer((p @ a) / (1 + a @ p @ a), a @ p),
     "square": lambda p, a: (lambda v: p - jnp.outer(v, v) * (1 / (1 + jnp.dot(a, v))))(p @ a),
     "columns": lambda p, a: p - (p @ a[:, None]) @ (a[None] @ p) / (1 + a[None] @ p @ a[:, None]),
+    "in parts": lambda p, a: jax.jit(less)(p, jax.jit(gain)(p, a), a),
+    "in parts of parts": jax.jit(lambda p, a: jax.checkpoint(less)(p, jax.jit(gain)(p, a), a)),
+    "complement": lambda p, a: (jnp.eye(8) - jnp.outer(gain(p, a), a)) @ p,
+    "moved complement": lambda p, a: p @ (jnp.eye(8) - jnp.outer(gain(p, a), a)).T,
+    "complement in parts": lambda p, a: jax.jit(
+        lambda k, a, p: (jnp.eye(8) - k[:, None] @ a[None]) @ p
+    )(gain(p, a), a, p),
     "einsum": lambda p, a: p - jnp.einsum("i,j->ij", p @ a, a @ p) / (1 + a @ p @ a),
 }
 UPDATED = {name: (updated(fn), (SIGNAL,), 1e-3, relative) for name, fn in UPDATES.items()}

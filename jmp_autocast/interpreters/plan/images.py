@@ -16,7 +16,7 @@ from ..primitives.structure import called, is_call
 from ..primitives.traits import having
 from .mark_sweep import AllMarks, Memo, given_to, lookup, marks_of, moved_in
 from .marks import Marks
-from .symbolic_sizes import at_least, element_count
+from .symbolic_sizes import at_least, element_count, is_as_large
 
 
 class Made(enum.IntFlag):
@@ -26,11 +26,13 @@ class Made(enum.IntFlag):
         AVERAGED: By a contraction with a fixed operand: a window, a matrix of averages.
         PROJECTED: By another contraction.
         SQUARED: By a product of two such projections of one array.
+        SUBTRACTED: As a fixed array less a projection, such as ``I - K H`` of a Kalman filter.
     """
 
     AVERAGED = enum.auto()
     PROJECTED = enum.auto()
     SQUARED = enum.auto()
+    SUBTRACTED = enum.auto()
 
 
 ITSELF = Made(0)
@@ -55,14 +57,44 @@ def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
     if key in memo:
         return memo[key]
     all_marks, moved = marks_of(jaxpr, inputs, memo), moved_in(jaxpr, inputs, memo)
-    found: dict[Any, Mapping[Any, Made]] = {}
+    pairs = zip(jaxpr.invars, inputs, strict=True)
+    found: dict[Any, Mapping[Any, Made]] = {v: dict(m.images) for v, m in pairs if m.images}
     for eqn in jaxpr.eqns:
         if is_call(eqn):
-            found.update(_returned(eqn, given_to(eqn, all_marks, moved), found, memo))
+            given = with_images(eqn, given_to(eqn, all_marks, moved), found)
+            found.update(_returned(eqn, given, found, memo))
         elif made := _of_result(eqn, all_marks, found):
             found.update(dict.fromkeys(eqn.outvars, made))
     memo[key] = found
     return found
+
+
+def with_images(eqn: JaxprEqn, given: Sequence[Marks], images: Images) -> list[Marks]:
+    """Returns the marks of the operands of a call, and which of them are images of one array.
+
+    In a `jit` of ``p - outer(gain, a @ p)`` only these show that the gain is computed from ``p``.
+
+    Args:
+        eqn: The call, or another equation with bodies, whose marks stay.
+        given: The marks of its operands.
+        images: As `images_in` returns them.
+    """
+    numbers = _numbers(eqn, images)
+    if not numbers:
+        return list(given)
+    found = [{numbers[a]: how for a, how in image_of(v, images).items()} for v in eqn.invars]
+    pairs = zip(given, found, strict=True)
+    return [m._replace(images=tuple(image.items())) for m, image in pairs]
+
+
+def _numbers(eqn: JaxprEqn, images: Images) -> dict[Any, int]:
+    """Returns a number for each array of a call's operands, none if no two share a computed one."""
+    found = [image_of(v, images) for v in eqn.invars] if is_call(eqn) else []
+    made = [(array, how) for image in found for array, how in image.items()]
+    plain = {array for array, how in made if not how}
+    if not any([how and array in plain for array, how in made]):
+        return {}
+    return {array: k for k, array in enumerate(dict.fromkeys([array for array, _ in made]))}
 
 
 def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
@@ -91,6 +123,17 @@ def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Ato
     return found
 
 
+def multiplies_complement(eqn: JaxprEqn, images: Images) -> bool:
+    """Returns whether a contraction is ``(I - K H) @ P`` with a ``K`` that is computed from ``P``.
+
+    Args:
+        eqn: The contraction.
+        images: As `images_in` returns them.
+    """
+    a, b = (image_of(v, images) for v in eqn.invars[:2])
+    return any([(a[v] | b[v]) & Made.SUBTRACTED for v in a.keys() & b.keys()])
+
+
 def _of_result(eqn: JaxprEqn, all_marks: AllMarks, images: Images) -> Mapping[Any, Made]:
     name = eqn.primitive.name
     if name in _MOVES:
@@ -98,10 +141,13 @@ def _of_result(eqn: JaxprEqn, all_marks: AllMarks, images: Images) -> Mapping[An
         return (
             {} if len(first) > _MAX_IMAGES else {v: m for image in first for v, m in image.items()}
         )
-    if name not in _MULTIPLIES:
+    if name not in _MULTIPLIES | {"sub"}:
         return {}
     a, b = [image_of(v, images) for v in eqn.invars[:2]]
     ma, mb = lookup(all_marks, eqn.invars[:2])
+    if name == "sub":
+        projected = [(v, m) for v, m in b.items() if ma.fixed and m & Made.PROJECTED]
+        return {v: m | Made.SUBTRACTED for v, m in projected}
     if name == "mul":
         if _is_number(eqn.invars[0], ma):
             return b
@@ -111,7 +157,8 @@ def _of_result(eqn: JaxprEqn, all_marks: AllMarks, images: Images) -> Mapping[An
         return {v: m | Made.AVERAGED for v, m in (b if ma.fixed else a).items()}
     both = a.keys() & b.keys()
     squared = {v: Made.SQUARED for v in both if a[v] & b[v] & Made.PROJECTED}
-    if squared or name == "mul" or len(a) + len(b) > _MAX_IMAGES:
+    is_outer = not any([is_as_large(v, eqn.outvars[0]) for v in eqn.invars])
+    if squared or (name == "mul" and not is_outer) or len(a) + len(b) > _MAX_IMAGES:
         return squared
     return {v: a.get(v, ITSELF) | b.get(v, ITSELF) | Made.PROJECTED for v in (*a, *b)}
 
@@ -127,6 +174,7 @@ def _returned(
     body = body_of(called(eqn))
     inner = images_in(body, given, memo)
     outer = dict(zip(body.invars, [image_of(v, images) for v in eqn.invars], strict=True))
+    outer.update({k: {array: ITSELF} for array, k in _numbers(eqn, images).items()})
     found: dict[Any, Mapping[Any, Made]] = {}
     for v, w in zip(eqn.outvars, body.outvars, strict=True):
         pairs = [(outer.get(u, {}), how) for u, how in image_of(w, inner).items()]

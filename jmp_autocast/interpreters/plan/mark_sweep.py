@@ -46,7 +46,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     if key in memo:
         return memo[key]
     moved = moved_in(jaxpr, inputs, memo)
-    alone = [m._replace(same=0) for m in inputs]
+    alone = [m._replace(same=0, images=()) for m in inputs]
     all_marks = {v: m for v, m in zip(jaxpr.invars, alone, strict=True) if m != NONE}
     all_marks.update(dict.fromkeys(jaxpr.constvars, CONSTANT))
     for eqn in jaxpr.eqns:
@@ -180,7 +180,7 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
     inputs = [given[i] for i in body.operands]
     # The body determines the marks of a carry in the condition.
     for i in body.carried:
-        inputs[i] = inputs[i]._replace(summed=False, same=0) if body.carries else NONE
+        inputs[i] = inputs[i]._replace(summed=False, same=0, images=()) if body.carries else NONE
     if not body.carries:
         return inputs
     accumulated = accumulated_in(body, memo)

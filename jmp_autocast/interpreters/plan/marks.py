@@ -92,6 +92,8 @@ class Marks(NamedTuple):
             value less this one is at most 0.
         same: Of an input of a body: inputs with one number hold the elements of one array; 0 for
             none.
+        images: Of an input of a body: the arrays, by number, that it and another input are computed
+            from, and how: `images`.
         angle: A cast of integers, or a function of such and of given values, element by element or
             by an outer product: positions times frequencies.
         whole: Numbers without a fraction: cast from integers or rounded to them, since then only
@@ -121,6 +123,7 @@ class Marks(NamedTuple):
     exponential: bool = False
     largest: bool = False
     same: int = 0
+    images: tuple[tuple[int, Any], ...] = ()
     angle: bool = False
     whole: bool = False
     saturated: bool = False

@@ -26,7 +26,7 @@ from ..primitives.reading import (
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
-from .images import Images, cancelled, images_in
+from .images import Images, cancelled, images_in, multiplies_complement, with_images
 from .mark_sweep import Memo, accumulated_in, given_to, inputs_of, lookup, marks_of, moved_in
 from .marks import MOST_FACTORS, Marks, adds
 from .symbolic_sizes import at_least, element_count
@@ -170,7 +170,9 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
     name, (a, *more) = ctx.eqn.primitive.name, ctx.marks
     if name in _CONTRACTS:
         # `mean(x * x)` of rounded values no longer fits `mean(x)`. The same holds for an average of
-        # averages, along another axis, and for `(a @ p) @ a`.
+        # averages, along another axis, and for `(a @ p) @ a`. `(I - K H) @ P` is `P - K (H @ P)`.
+        if multiplies_complement(ctx.eqn, ctx.images):
+            return [*ctx.eqn.invars[:2], *ctx.eqn.outvars]
         if not ctx.need & Need.EXPANDED:
             return ()
         if at_least(1, reduction_depth(ctx.eqn)) or (_is_inner(ctx.eqn) and _is_quadratic(ctx)):
@@ -432,7 +434,8 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            found = needs_in_bodies(eqn, of_each, memo, given_to(eqn, all_marks, moved))
+            given = with_images(eqn, given_to(eqn, all_marks, moved), images)
+            found = needs_in_bodies(eqn, of_each, memo, given)
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)
             continue

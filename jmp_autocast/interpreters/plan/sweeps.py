@@ -15,6 +15,7 @@ from typing import Any
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from .data import Context, EquationPlan, Request, ValueState
+from .images import images_in, with_images
 from .mark_sweep import given_to, lookup, marks_of, moved_in
 from .marks import accumulates
 from .needs import NOTHING, Need, needs_of
@@ -51,6 +52,7 @@ class Sweeps:
         needed = [Need(request.needs) for request in requests]
         self._marks = marks_of(jaxpr, marks, planner.memo)
         self._moved_from = moved_in(jaxpr, marks, planner.memo)
+        self._images = images_in(jaxpr, marks, planner.memo)
         self._needs = needs_of(jaxpr, needed, planner.memo, marks)
         self._states = dict(given)
         self._contexts: list[Context] = []  # each equation as it was planned last
@@ -104,7 +106,7 @@ class Sweeps:
             if not is_new and (not changed or changed.isdisjoint(variables_in(eqn.invars))):
                 equations.append(self._equations[i])
                 continue
-            context = self._place(i, eqn)
+            context = self._context_of(i, eqn)
             plan = self._planner.plan_at(context)
             if is_first:
                 self._contexts.append(context)
@@ -117,7 +119,7 @@ class Sweeps:
         self._equations = equations
         self._results = [plan.results for plan in equations]
 
-    def _place(self, i: int, eqn: JaxprEqn) -> Context:
+    def _context_of(self, i: int, eqn: JaxprEqn) -> Context:
         """Returns an equation in its context, with the facts about its operands."""
         planner = self._planner
         operands = [
@@ -126,7 +128,7 @@ class Sweeps:
         requests, accumulating = self._requests.get(i, ()), False
         marks, need = lookup(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
-            marks = given_to(eqn, self._marks, self._moved_from)
+            marks = with_images(eqn, given_to(eqn, self._marks, self._moved_from), self._images)
             # No consumer is known yet, but results that lead to no product are float32 in the body
             # at once.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
