@@ -173,7 +173,9 @@ def _returned(
     """Returns the arrays outside of a call that its results were moved or scaled from."""
     body = body_of(called(eqn))
     inner = images_in(body, given, memo)
-    outer = dict(zip(body.invars, [image_of(v, images) for v in eqn.invars], strict=True))
+    outer: dict[Any, Any] = dict(
+        zip(body.invars, [image_of(v, images) for v in eqn.invars], strict=True)
+    )
     outer.update({k: {array: ITSELF} for array, k in _numbers(eqn, images).items()})
     found: dict[Any, Mapping[Any, Made]] = {}
     for v, w in zip(eqn.outvars, body.outvars, strict=True):
