@@ -1,4 +1,4 @@
-"""The uses of each parameter in a planned program, and runs with other parameters."""
+"""The uses of each parameter in a planned program."""
 
 from __future__ import annotations
 
@@ -9,17 +9,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Self
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 
 from .autocast import Autocast, PlannedCall
-from .backend import EVERY_ROUNDING
 from .call.arguments import is_array
 from .interpreters.after.stored_reads import Read, read_dtypes
 from .interpreters.compat import Tracer
 from .interpreters.plan.data import ValueState
 from .policies import FLOAT32
-from .policies.callables import name_of
 
 
 class PlannedParams:
@@ -27,7 +23,6 @@ class PlannedParams:
 
     Args:
         wrapper: The program.
-        by: The public function, for messages.
         params: The first argument.
         args: The other positional arguments.
         kwargs: The keyword arguments.
@@ -40,14 +35,12 @@ class PlannedParams:
     def __init__(
         self,
         wrapper: Autocast,
-        by: str,
         params: Any,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         *,
         declared: Callable[[Any], Any] | None = None,
     ) -> None:
-        self._by: str = by
         self.leaves: list[Any] = jax.tree.leaves(params)
         self.structure: Any = jax.tree.structure(params)
         leaves = list(map(declared, self.leaves)) if declared else self.leaves
@@ -86,52 +79,6 @@ class PlannedParams:
             found[i] |= ways[k] if plan.inputs[k].dtype == FLOAT32 else {None}
         return [next(iter(reads)) if len(reads) == 1 else None for reads in found]
 
-    def outputs(self, leaves: Sequence[Any]) -> list[jax.Array]:
-        """Runs the program: its results, and the state that it changed.
-
-        Args:
-            leaves: Values for the leaves of the parameters; they are widened in the program.
-
-        Raises:
-            ValueError: An argument has no values.
-        """
-        arrays = list(self.planned.call.arrays)
-        dtypes = [x.dtype if hasattr(x, "dtype") else None for x in arrays]
-        for i, k in self._entries:
-            arrays[k] = leaves[i]
-        if any(map(is_abstract, arrays)):
-            raise ValueError(
-                f"{self._by}(check=True) runs the program, and needs arrays for all arguments. "
-                "Pass arrays in place of types, or leave check out."
-            )
-
-        def run(given: list[Any]) -> list[Any]:
-            pairs = zip(given, dtypes, strict=True)
-            wide = [x if d in (None, x.dtype) else jnp.asarray(x, d) for x, d in pairs]
-            return self.planned.rewritten(*wide)
-
-        # If XLA left out a rounding, equal programs would have different results.
-        return jax.jit(run, compiler_options=EVERY_ROUNDING)(arrays)
-
-
-def check_equal(
-    fn: Any, found: Sequence[jax.Array], expected: Sequence[jax.Array], stored_in: str
-) -> None:
-    """Raises AssertionError where two runs of a program have other bits.
-
-    Args:
-        fn: The program.
-        found: Its results with stored parameters.
-        expected: Its results with the original parameters.
-        stored_in: The format of the stored parameters, in words.
-    """
-    pairs = enumerate(zip(found, expected, strict=True))
-    if differing := [i for i, pair in pairs if not _same_bits(*pair)]:
-        raise AssertionError(
-            f"{name_of(fn)} returns other bits in its outputs {differing} with parameters in "
-            f"{stored_in}. Please report the program."
-        )
-
 
 def is_abstract(leaf: Any) -> bool:
     """Returns whether a leaf is the type of an array."""
@@ -168,11 +115,3 @@ def _delete_when_done(leaf: Any, small: Any) -> None:
     if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
         jax.block_until_ready(small)
         leaf.delete()
-
-
-def _same_bits(one: jax.Array, other: jax.Array) -> bool:
-    if one.dtype != other.dtype:
-        return False
-    if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
-        one, other = jax.random.key_data(one), jax.random.key_data(other)
-    return np.asarray(one).tobytes() == np.asarray(other).tobytes()

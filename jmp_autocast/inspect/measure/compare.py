@@ -55,8 +55,8 @@ def compare(
     float32 program selects the branch of a ``cond`` and ends a ``while``.
 
     Each equation is compiled by itself, once for all equal ones, so a model of many equal layers
-    takes hardly longer than one of few. Loops, branches and device maps are compiled as a whole, and
-    so are the two backward passes.
+    takes hardly longer than one of few. Loops, branches and device maps are compiled as a whole,
+    and so are the two backward passes.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper with its own options. Or a dict of

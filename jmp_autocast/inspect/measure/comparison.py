@@ -100,9 +100,7 @@ class Comparison(Exported):
         for row in sorted(self.rows, key=attrgetter("index")):
             groups.setdefault("/".join(row.scope.split("/")[:depth]), []).append(row)
         return tuple(
-            ScopeError(
-                scope, max(row.introduced for row in rows), max(row.error for row in rows)
-            )
+            ScopeError(scope, max(row.introduced for row in rows), max(row.error for row in rows))
             for scope, rows in groups.items()
         )
 
