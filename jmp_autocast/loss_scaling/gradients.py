@@ -28,8 +28,6 @@ def scaled_value_and_grad(
     fn: Callable[P, R],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
-    *,
-    allow_int: bool = False,
 ) -> Callable[Concatenate[Any, P], tuple[R, Any]]:
     """Like ``jax.value_and_grad``, but the gradients that it returns are multiplied by a scale.
 
@@ -44,7 +42,6 @@ def scaled_value_and_grad(
         fn: A function that returns a floating scalar, or a floating scalar and auxiliary data.
         argnums: Which positional arguments of ``fn`` to differentiate.
         has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
-        allow_int: Whether to allow integer arguments, as in ``jax.value_and_grad``.
 
     Returns:
         A function ``(scale, *args, **kwargs) -> (value, grads)``. ``value`` is the loss of ``fn``,
@@ -86,7 +83,7 @@ def scaled_value_and_grad(
         )
 
     def gradient_of(scaled: Callable[..., Any]) -> Callable[..., Any]:
-        gradient = jax.grad(scaled, argnums, has_aux=True, allow_int=allow_int)
+        gradient = jax.grad(scaled, argnums, has_aux=True)
 
         def explained(*args: Any, **kwargs: Any) -> Any:
             try:

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
+
 from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
 from .dtypes import FLOAT32, find_dtype
@@ -55,41 +58,19 @@ def registered_rules() -> tuple[tuple[str, Rule], ...]:
     return tuple((name, rule) for name, (_, rule) in _registered.items())
 
 
-# Names of functions, and the primitives that they are traced to.
-_FUNCTIONS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("softmax", "attention", "logsumexp", "cross_entropy", "log_softmax"): ("exp", "reduce_sum"),
-    ("layer_norm", "layernorm", "batch_norm", "batchnorm", "group_norm", "rms_norm", "rmsnorm"): (
-        "reduce_sum",
-        "rsqrt",
-    ),
-    ("norm", "mse", "mse_loss"): ("reduce_sum", "square"),
-    ("mean", "sum", "average", "var", "std"): ("reduce_sum",),
-    ("gelu",): ("tanh", "erf"),
-    ("sigmoid", "silu", "swish"): ("logistic",),
-    ("softplus", "elu", "mish"): ("exp", "log1p"),
-    ("relu", "maximum"): ("max",),
-    ("matmul", "dot", "einsum", "linear", "dense", "bmm", "addmm"): ("dot_general",),
-    ("conv", "conv1d", "conv2d", "conv3d", "convolution"): ("conv_general_dilated",),
-    ("embedding", "take", "lookup"): ("gather",),
-    ("astype", "cast"): ("convert_element_type",),
-    ("power",): ("pow", "integer_pow"),
-}
-
-
-def made_of(name: str) -> str:
-    """Returns a sentence for the name of a function, "" for any other word.
+def function_hint(name: str) -> str:
+    """Returns a sentence for the name of a function of JAX, "" for any other word.
 
     Example:
-        >>> made_of("matmul").split(". ")[0]
-        " 'matmul' is a function and no primitive: it is made of 'dot_general'"
+        >>> function_hint("matmul").split(": ")[0]
+        " 'matmul' is a function and no primitive"
     """
     word = name.lower()
-    found = next((parts for names, parts in _FUNCTIONS.items() if word in names), None)
-    if found is None:
+    if not any(is_function(getattr(room, word, None)) for room in (jnp, jax.nn)):
         return ""
     return (
-        f" {name!r} is a function and no primitive: it is made of {', '.join(map(repr, found))}. "
-        "Give rules for those, or put the call in jax.named_scope("
+        f" {name!r} is a function and no primitive: explain(fn, *args) lists the primitives that "
+        "it is made of. Give rules for those, or put the call in jax.named_scope("
         f"{word!r}) and write with_rules({{'*': 'float32'}}, scope='*{word}')."
     )
 
@@ -110,10 +91,11 @@ def primitive_name(primitive: Any) -> str:
     name = primitive.name if is_primitive else primitive
     if not isinstance(name, str) or not name:
         word = getattr(primitive, "__name__", "")
+        is_known = word in known_primitives()
         raise wrong_type(
             "A primitive is given by its name or as a jax.extend.core.Primitive",
             primitive,
-            f"Write its name, {word!r}." if word in known_primitives() else made_of(word).lstrip(),
+            f"Write its name, {word!r}." if is_known else function_hint(word).lstrip(),
         )
     return name
 
