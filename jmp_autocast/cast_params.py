@@ -23,7 +23,6 @@ def cast_params(
     params: T,
     *args: Any,
     policy: PolicyLike | None = None,
-    donate: bool = False,
     **kwargs: Any,
 ) -> T:
     """Returns the parameters, with each leaf in 16 bits that the program reads only in 16 bits.
@@ -43,8 +42,6 @@ def cast_params(
             stay, and so do leaves that `quantize_params` stored in 8 bits.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: As for `autocast`; None for the wrapper's own, or the default.
-        donate: Deletes each float32 leaf as soon as its 16-bit copy is made, so that memory never
-            holds more than the tree and one leaf.
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
@@ -81,7 +78,7 @@ def cast_params(
     dtypes = [
         d if d == e and isinstance(d, np.dtype) and d in COMPUTE_DTYPES else None for d, e in pairs
     ]
-    return program.structure.unflatten(each_once(program.leaves, dtypes, _cast, donate))
+    return program.structure.unflatten(each_once(program.leaves, dtypes, _cast))
 
 
 def _cast(leaf: Any, dtype: np.dtype | None) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import copy
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -13,7 +12,6 @@ import jax
 from .autocast import Autocast, PlannedCall
 from .call.arguments import is_array
 from .interpreters.after.stored_reads import Read, read_dtypes
-from .interpreters.compat import Tracer
 from .interpreters.plan.data import ValueState
 from .policies import FLOAT32
 
@@ -85,33 +83,16 @@ def is_abstract(leaf: Any) -> bool:
     return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
-def each_once(
-    leaves: list[Any], reads: list[Any], store: Callable[[Any, Any], Any], donate: bool
-) -> list[Any]:
+def each_once(leaves: list[Any], reads: list[Any], store: Callable[[Any, Any], Any]) -> list[Any]:
     """Returns the stored form of each leaf, one object for a shared array.
 
     Args:
         leaves: The leaves.
         reads: The use of each of them.
         store: From a leaf and its use to the stored leaf.
-        donate: Whether each array is deleted as soon as its stored form is computed, if it differs.
     """
     made: dict[Any, Any] = {}
-    left, kept = collections.Counter(map(id, leaves)), set()
     for leaf, read in zip(leaves, reads, strict=True):
         if (id(leaf), read) not in made:
             made[id(leaf), read] = store(leaf, read)
-        small = made[id(leaf), read]
-        left[id(leaf)] -= 1
-        if small is leaf:
-            kept.add(id(leaf))
-        elif donate and not left[id(leaf)] and id(leaf) not in kept:
-            _delete_when_done(leaf, small)
     return [made[id(leaf), read] for leaf, read in zip(leaves, reads, strict=True)]
-
-
-def _delete_when_done(leaf: Any, small: Any) -> None:
-    """Deletes an array as soon as its stored form is computed."""
-    if isinstance(leaf, jax.Array) and not isinstance(leaf, Tracer):
-        jax.block_until_ready(small)
-        leaf.delete()

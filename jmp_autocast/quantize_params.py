@@ -35,7 +35,6 @@ def quantize_params(
     params: Any,
     *args: Any,
     policy: PolicyLike | None = None,
-    donate: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Returns the parameters, with each leaf in 8 bits that the program reads only in 8 bits.
@@ -62,8 +61,6 @@ def quantize_params(
             Shardings stay; a scale is on all devices.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: A policy with ``matmul="float8"``; None for the wrapper's own.
-        donate: Deletes each float32 leaf as soon as its 8-bit copy is made, so that memory never
-            holds more than the tree and one leaf.
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
@@ -96,7 +93,7 @@ def quantize_params(
     if is_switched_off():  # the program then reads float32
         return params
     program = PlannedParams(wrapper, params, args, kwargs, declared=_widened).known(untrained)
-    stored = each_once(program.leaves, program.reads(), _stored, donate)
+    stored = each_once(program.leaves, program.reads(), _stored)
     if not any(map(is_quantized, jax.tree.leaves((params, stored), is_leaf=is_quantized))):
         warnings.warn(_nothing_stored(name_of(fn), program.planned.plan), stacklevel=4)
     return program.structure.unflatten(stored)
