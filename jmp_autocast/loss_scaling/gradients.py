@@ -89,7 +89,13 @@ def scaled_value_and_grad(
             try:
                 return gradient(*args, **kwargs)
             except TypeError as error:
-                _explain_model(error, args)
+                if "not a valid JAX type" in str(error) or "grad requires" in str(error):
+                    raise TypeError(
+                        f"scaled_value_and_grad differentiates arrays of floats: {error} A model "
+                        "may hold more: the functions of this name in "
+                        "jmp_autocast.integrations.equinox and .nnx differentiate only its "
+                        "parameters. Integers belong into another argument."
+                    ) from error
                 raise
 
         return explained
@@ -131,29 +137,6 @@ def scaled_by(
         return out, grads
 
     return _with_signature(value_and_scaled_grad, fn)
-
-
-_INTEGRATIONS = {"equinox": "equinox", "flax.nnx": "nnx"}
-
-
-def _explain_model(error: TypeError, args: tuple[Any, ...]) -> None:
-    """Replaces JAX's error about a model with more than parameters by one with a fix."""
-    if not any(text in str(error) for text in ("not a valid JAX type", "grad requires")):
-        return
-    for arg in args:
-        for node in [arg, *jax.tree.leaves(arg, is_leaf=lambda x: _library(x) is not None)]:
-            if (library := _library(node)) is not None:
-                raise TypeError(
-                    f"scaled_value_and_grad differentiates arrays, and {type(node).__name__} holds "
-                    f"more: {error} Write jmp_autocast.integrations.{_INTEGRATIONS[library]}"
-                    ".scaled_value_and_grad, which differentiates only its parameters."
-                ) from error
-
-
-def _library(node: Any) -> str | None:
-    modules = [f"{kind.__module__}." for kind in type(node).__mro__]
-    found = (name for name in _INTEGRATIONS for m in modules if m.startswith(f"{name}."))
-    return next(found, None)
 
 
 def _as_float32_scalar(scale: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> jax.Array:

@@ -156,7 +156,7 @@ TYPE_ERRORS = {
         lambda w: scaled_value_and_grad(lambda net: net(X[0])[0])(
             8.0, eqx.nn.MLP(2, 1, 2, 1, key=jax.random.key(0))
         ),
-        "scaled_value_and_grad | MLP holds more | differentiates arrays | integrations.equinox",
+        "scaled_value_and_grad | custom_jvp | differentiates arrays | integrations.equinox",
     ),
     "integrations.nnx: model and optimizer exchanged": (
         lambda w: train_step(loss)(w.model, nnx.Optimizer(w.model, w.tx, wrt=nnx.Param), X),

@@ -14,8 +14,8 @@ import numpy as np
 from jax import lax
 
 from .devices import is_whole_on_device, materialized, on_mesh_of, readable
-from .evaluator import EquationRun, Probe
 from .measured import as_real, is_measurable, largest_element
+from .recorder import EquationRun, Probe
 
 # The dtypes of results in the mixed program; a reading holds the position, since it has to be an
 # array. "" is any other dtype.
