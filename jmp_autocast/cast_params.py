@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from .autocast import wrapper_for
@@ -73,12 +74,14 @@ def cast_params(
         return params
     program = PlannedParams(wrapper, params, args, kwargs)
     # Parameters that `quantize_params` would store in 8 bits are left to it, for any batch.
-    serving = program.known(untrained) if may_use_float8(wrapper.policy) else program
-    pairs = zip(program.reads(), serving.reads(), strict=True)
+    plan = program.planned.plan
+    serving = program.plan_for(untrained) if may_use_float8(wrapper.policy) else plan
+    pairs = zip(program.reads(plan), program.reads(serving), strict=True)
     dtypes = [
         d if d == e and isinstance(d, np.dtype) and d in COMPUTE_DTYPES else None for d, e in pairs
     ]
-    return program.structure.unflatten(each_once(program.leaves, dtypes, _cast))
+    leaves, structure = jax.tree.flatten(params)
+    return structure.unflatten(each_once(leaves, dtypes, _cast))
 
 
 def _cast(leaf: Any, dtype: np.dtype | None) -> Any:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Self
+from typing import Any
 
 import jax
 
 from .autocast import Autocast, PlannedCall
 from .call.arguments import is_array
 from .interpreters.after.stored_reads import Read, read_dtypes
-from .interpreters.plan.data import ValueState
+from .interpreters.plan.data import Plan, ValueState
 from .policies import FLOAT32
 
 
@@ -24,32 +22,22 @@ class PlannedParams:
         params: The first argument.
         args: The other positional arguments.
         kwargs: The keyword arguments.
-        declared: From a leaf to the leaf for which the program is planned.
 
     Raises:
         ValueError: The wrapper is not enabled.
     """
 
     def __init__(
-        self,
-        wrapper: Autocast,
-        params: Any,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        *,
-        declared: Callable[[Any], Any] | None = None,
+        self, wrapper: Autocast, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.leaves: list[Any] = jax.tree.leaves(params)
-        self.structure: Any = jax.tree.structure(params)
-        leaves = list(map(declared, self.leaves)) if declared else self.leaves
+        leaves, structure = jax.tree.flatten(params)
         is_by_place = wrapper.inputs_are_leaves
         if not is_by_place:
             # The inputs have another order than the leaves, and a shared leaf is one input: they
             # are found by identity, for which abstract leaves are copied.
             leaves = [x.update() if is_abstract(x) else x for x in leaves]
-        self.planned: PlannedCall = wrapper.planned(
-            self.structure.unflatten(leaves), *args, **kwargs
-        )
+        self.planned: PlannedCall = wrapper.planned(structure.unflatten(leaves), *args, **kwargs)
+        self._count = len(leaves)
         arrays = self.planned.call.arrays
         places = [i for i, x in enumerate(leaves) if is_array(x) or is_abstract(x)]
         # The arrays among all leaves are the inputs, those of the first argument first.
@@ -59,20 +47,15 @@ class PlannedParams:
             else [(i, k) for i in places for k, x in enumerate(arrays) if x is leaves[i]]
         )
 
-    def known(self, inputs: Callable[[Sequence[ValueState]], Sequence[ValueState]]) -> Self:
-        """Returns the program, planned for the input states that ``inputs`` returns."""
-        planned = self.planned
-        states = inputs(planned.plan.inputs)
-        plan = planned.planner.plan_program(planned.closed, states, planned.plan.wants)
-        other = copy.copy(self)
-        other.planned = dataclasses.replace(planned, plan=plan)
-        return other
+    def plan_for(self, inputs: Callable[[Sequence[ValueState]], Sequence[ValueState]]) -> Plan:
+        """Returns the plan for the input states that ``inputs`` returns."""
+        planned, plan = self.planned, self.planned.plan
+        return planned.planner.plan_program(planned.closed, inputs(plan.inputs), plan.wants)
 
-    def reads(self) -> list[Read | None]:
+    def reads(self, plan: Plan) -> list[Read | None]:
         """Returns the use of each float32 leaf, None for several uses, none, or another dtype."""
-        plan = self.planned.plan
         ways = read_dtypes(plan)
-        found: list[set[Read | None]] = [set() for _ in self.leaves]
+        found: list[set[Read | None]] = [set() for _ in range(self._count)]
         for i, k in self._entries:
             found[i] |= ways[k] if plan.inputs[k].dtype == FLOAT32 else {None}
         return [next(iter(reads)) if len(reads) == 1 else None for reads in found]

@@ -92,11 +92,13 @@ def quantize_params(
     _check_recipe(wrapper.policy, name_of(fn))
     if is_switched_off():  # the program then reads float32
         return params
-    program = PlannedParams(wrapper, params, args, kwargs, declared=_widened).known(untrained)
-    stored = each_once(program.leaves, program.reads(), _stored)
+    leaves, structure = jax.tree.flatten(params)
+    program = PlannedParams(wrapper, structure.unflatten(map(_widened, leaves)), args, kwargs)
+    plan = program.plan_for(untrained)
+    stored = each_once(leaves, program.reads(plan), _stored)
     if not any(map(is_quantized, jax.tree.leaves((params, stored), is_leaf=is_quantized))):
-        warnings.warn(_nothing_stored(name_of(fn), program.planned.plan), stacklevel=4)
-    return program.structure.unflatten(stored)
+        warnings.warn(_nothing_stored(name_of(fn), plan), stacklevel=4)
+    return structure.unflatten(stored)
 
 
 # Fixes, by the causes that keep products in 16 bits.
