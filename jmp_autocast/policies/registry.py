@@ -14,11 +14,11 @@ from .dtypes import FLOAT32, find_dtype
 from .errors import did_you_mean, with_usage, wrong_type
 from .tables import DEFAULT_RULES, STRUCTURAL, TRACED_FOR_DTYPES
 
-_registered: dict[str, tuple[int, Rule]] = {}
+_registered: dict[str, Rule] = {}
 
 
 @with_usage("register_rule(primitive, rule)")
-def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10) -> None:
+def register_rule(primitive: Any, policy_or_rule: Rule | str) -> None:
     """Registers the cast policy of a primitive, for every program traced from now on.
 
     Use it in packages that define primitives; for one program use `Policy.with_rules`. A function
@@ -27,9 +27,8 @@ def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10
     Args:
         primitive: The primitive object or its name.
         policy_or_rule: A `CastPolicy`, its name, or a rule function from an `EquationView` to a
-            policy or a `Decision` (as in TVM's mixed-precision RFC).
-        priority: Among registrations of one primitive the highest priority wins; at equal priority
-            the latest.
+            policy or a `Decision` (as in TVM's mixed-precision RFC). The latest registration of a
+            primitive wins, so that a module which is loaded again replaces its rule.
 
     Raises:
         TypeError: ``primitive`` is neither a primitive nor a string, or the rule is neither a
@@ -45,17 +44,12 @@ def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10
     rule = as_rule(policy_or_rule, name)
     if rule is None:
         raise _no_rule(policy_or_rule, name)
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        fix = "Among registrations of one primitive the highest priority wins; the default is 10."
-        raise wrong_type("priority must be an int", priority, fix)
-    # At equal priority the latest wins, so that a module which is loaded again replaces its rule.
-    if name not in _registered or priority >= _registered[name][0]:
-        _registered[name] = (priority, rule)
+    _registered[name] = rule
 
 
 def registered_rules() -> tuple[tuple[str, Rule], ...]:
     """Returns the registered rules of all primitives."""
-    return tuple((name, rule) for name, (_, rule) in _registered.items())
+    return tuple(_registered.items())
 
 
 def function_hint(name: str) -> str:
@@ -156,8 +150,8 @@ def check_obeyed(primitive: str, policy: CastPolicy) -> None:
 
 def has_rule_functions(rules: Iterable[tuple[str, str, Any]]) -> bool:
     """True if a rule may depend on more than the primitive: on the scope, for example."""
-    registered = [rule for _, rule in _registered.values()]
-    return any(is_function(what) for what in (*(what for _, _, what in rules), *registered))
+    whats = (what for _, _, what in rules)
+    return any(map(is_function, (*whats, *_registered.values())))
 
 
 def known_rule(primitive: str, of_policy: Rule | None = None) -> tuple[Rule, str]:
@@ -174,7 +168,7 @@ def known_rule(primitive: str, of_policy: Rule | None = None) -> tuple[Rule, str
     if of_policy is not None:
         return of_policy, "rules"
     if primitive in _registered:
-        return _registered[primitive][1], "registered"
+        return _registered[primitive], "registered"
     if (rule := DEFAULT_RULES.get(primitive)) is not None:
         return rule, "default"
     return CastPolicy.KEEP, "unknown"
