@@ -28,7 +28,7 @@ from ...interpreters.compat import (
 from ...interpreters.primitives import structure
 from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import Body, bodies
-from .devices import materialized, on_each_device, on_mesh_of, on_this_mesh
+from .devices import on_each_device, on_mesh_of, on_this_mesh
 from .measured import is_measurable, is_measured, largest_element, measured_equations
 from .programs import Arrays, Flags, Program, Programs, Values, each, flags_of
 from .recorder import EquationRun, Probe, Recorder, concatenated
@@ -162,10 +162,6 @@ class Evaluator:
         if is_measured(eqn):
             if self._probe.has_flags and (axes := collective_axes(eqn)):
                 flags = flags_of(self._given((_on_all_devices(x, axes),) for x in arrays[0]))
-            # Several programs need several reductions over a result. One program needs one, and
-            # compiling a branch per result cost more than it saved.
-            if len(programs) > 1:
-                results = [[materialized(x) for x in own] for own in results]
             flags = recorder.add(EquationRun(eqn, arrays, results, run), flags)
         return [Values(xs, flags) for xs in zip(*results, strict=True)]
 
