@@ -5,17 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+import jax
 import numpy as np
 
 from .autocast import wrapper_for
 from .call.switch import is_switched_off
 from .float8.products import untrained
-from .planned_params import (
-    PlannedParams,
-    check_equal,
-    each_once,
-    is_abstract,
-)
+from .planned_params import PlannedParams, each_once, is_abstract
 from .policies import COMPUTE_DTYPES, PolicyLike, may_use_float8
 from .policies.errors import with_usage
 
@@ -28,8 +24,6 @@ def cast_params(
     params: T,
     *args: Any,
     policy: PolicyLike | None = None,
-    check: bool = False,
-    donate: bool = False,
     **kwargs: Any,
 ) -> T:
     """Returns the parameters, with each leaf in 16 bits that the program reads only in 16 bits.
@@ -49,12 +43,6 @@ def cast_params(
             stay, and so do leaves that `quantize_params` stored in 8 bits.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: As for `autocast`; None for the wrapper's own, or the default.
-        check: Also runs both programs on the arguments, and compares the bits of all results, and
-            of the state that an NNX module changes, compiled so that XLA leaves out no rounding.
-            With ``xla_allow_excess_precision``, its default, XLA may leave out the rounding of a
-            float32 weight, but not of a stored one. The arguments are not changed.
-        donate: Deletes each float32 leaf as soon as its 16-bit copy is made, so that memory never
-            holds more than the tree and one leaf.
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
@@ -64,9 +52,7 @@ def cast_params(
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: ``fn`` is a wrapper, and ``policy`` is given as well or it has
-            ``enabled=False``. With ``check``: an argument is abstract.
-        AssertionError: With ``check``: the results differ, which is an error of this library or of
-            the compiler.
+            ``enabled=False``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -76,7 +62,7 @@ def cast_params(
         ...     x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True)) * params["scale"]
         ...     return x @ params["w"]
         >>> params, x = {"scale": jnp.ones(8), "w": jnp.ones((8, 4)) / 3}, jnp.ones((2, 8))
-        >>> small = cast_params(apply, params, x, policy=BF16, check=True)
+        >>> small = cast_params(apply, params, x, policy=BF16)
         >>> {name: leaf.dtype.name for name, leaf in small.items()}
         {'scale': 'float32', 'w': 'bfloat16'}
         >>> predict = jax.jit(lambda params, x: autocast(apply, policy=BF16)(as_float32(params), x))
@@ -86,18 +72,16 @@ def cast_params(
     wrapper = wrapper_for("cast_params", fn, policy, (params, *args), kwargs)
     if is_switched_off():  # the program then reads float32
         return params
-    program = PlannedParams(wrapper, "cast_params", params, args, kwargs)
+    program = PlannedParams(wrapper, params, args, kwargs)
     # Parameters that `quantize_params` would store in 8 bits are left to it, for any batch.
-    serving = program.known(untrained) if may_use_float8(wrapper.policy) else program
-    pairs = zip(program.reads(), serving.reads(), strict=True)
+    plan = program.planned.plan
+    serving = program.plan_for(untrained) if may_use_float8(wrapper.policy) else plan
+    pairs = zip(program.reads(plan), program.reads(serving), strict=True)
     dtypes = [
         d if d == e and isinstance(d, np.dtype) and d in COMPUTE_DTYPES else None for d, e in pairs
     ]
-    leaves = program.leaves
-    if check:
-        found = program.outputs(list(map(_cast, leaves, dtypes)))
-        check_equal(fn, found, program.outputs(leaves), "16 bits")
-    return program.structure.unflatten(each_once(leaves, dtypes, _cast, donate))
+    leaves, structure = jax.tree.flatten(params)
+    return structure.unflatten(each_once(leaves, dtypes, _cast))
 
 
 def _cast(leaf: Any, dtype: np.dtype | None) -> Any:

@@ -21,12 +21,7 @@ from .interpreters.after.walk import walk_plan
 from .interpreters.compat import Tracer
 from .interpreters.plan.data import Plan
 from .interpreters.plan.reasons import ReasonCode
-from .planned_params import (
-    PlannedParams,
-    check_equal,
-    each_once,
-    is_abstract,
-)
+from .planned_params import PlannedParams, each_once, is_abstract
 from .policies import COMPUTE_DTYPES, E4M3, FLOAT32, Policy, PolicyLike, as_recipe, may_use_float8
 from .policies.callables import name_of
 from .policies.errors import with_usage
@@ -40,8 +35,6 @@ def quantize_params(
     params: Any,
     *args: Any,
     policy: PolicyLike | None = None,
-    check: bool = False,
-    donate: bool = False,
     **kwargs: Any,
 ) -> Any:
     """Returns the parameters, with each leaf in 8 bits that the program reads only in 8 bits.
@@ -68,11 +61,6 @@ def quantize_params(
             Shardings stay; a scale is on all devices.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: A policy with ``matmul="float8"``; None for the wrapper's own.
-        check: Also runs the program on the arguments, with the parameters and with the stored tree,
-            and compares the bits of all results, and of the state that an NNX module changes. The
-            arguments are not changed.
-        donate: Deletes each float32 leaf as soon as its 8-bit copy is made, so that memory never
-            holds more than the tree and one leaf.
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
@@ -82,10 +70,7 @@ def quantize_params(
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: The policy has no products in 8 bits, or scales of rows; or ``fn`` is a wrapper,
-            and ``policy`` is given as well or it has ``enabled=False``. With ``check``: an
-            argument is abstract.
-        AssertionError: With ``check``: the results differ, which is an error of this library or of
-            the compiler.
+            and ``policy`` is given as well or it has ``enabled=False``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -97,28 +82,23 @@ def quantize_params(
         ...     policy=Policy(jnp.bfloat16, matmul=recipe),
         ... )
         >>> params, x = {"w": jnp.eye(64) / 3, "b": jnp.ones(64)}, jnp.ones((16, 64))
-        >>> small = quantize_params(apply, params, x, check=True)
+        >>> small = quantize_params(apply, params, x)
         >>> small["w"].values.dtype, small["w"].nbytes, small["b"].dtype
         (dtype(float8_e4m3fn), 4100, dtype('float32'))
         >>> bool((jax.jit(apply)(small, x) == jax.jit(apply)(params, x)).all())
         True
     """
-    by = "quantize_params"
-    wrapper = wrapper_for(by, fn, policy, (params, *args), kwargs)
+    wrapper = wrapper_for("quantize_params", fn, policy, (params, *args), kwargs)
     _check_recipe(wrapper.policy, name_of(fn))
     if is_switched_off():  # the program then reads float32
         return params
-    program = PlannedParams(wrapper, by, params, args, kwargs, declared=_widened).known(untrained)
-    leaves, reads, restored = program.leaves, program.reads(), program.structure.unflatten
-    if check:
-        small = restored(each_once(leaves, reads, _stored, donate=False))
-        of_small = PlannedParams(wrapper, by, small, args, kwargs, declared=_widened)
-        found = of_small.outputs(of_small.leaves)
-        check_equal(fn, found, program.outputs(leaves), "8 bits")
-    stored = each_once(leaves, reads, _stored, donate)
+    leaves, structure = jax.tree.flatten(params)
+    program = PlannedParams(wrapper, structure.unflatten(map(_widened, leaves)), args, kwargs)
+    plan = program.plan_for(untrained)
+    stored = each_once(leaves, program.reads(plan), _stored)
     if not any(map(is_quantized, jax.tree.leaves((params, stored), is_leaf=is_quantized))):
-        warnings.warn(_nothing_stored(name_of(fn), program.planned.plan), stacklevel=4)
-    return restored(stored)
+        warnings.warn(_nothing_stored(name_of(fn), plan), stacklevel=4)
+    return structure.unflatten(stored)
 
 
 # Fixes, by the causes that keep products in 16 bits.

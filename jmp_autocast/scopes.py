@@ -7,12 +7,9 @@ costs nothing outside autocast.
 from __future__ import annotations
 
 import contextlib
-import functools
-from collections.abc import Callable
-from typing import Any, Generic, NoReturn, ParamSpec
+from typing import Any
 
 import jax
-import numpy as np
 from jax.typing import DTypeLike
 
 from .policies import FLOAT_DTYPES, listed
@@ -33,52 +30,8 @@ BECAUSE = "because "
 CAST = "cast"
 """The mark of a cast of this package: back to the declared dtype it changes nothing."""
 
-P = ParamSpec("P")
-_WRITTEN = {
-    "full_precision": "full_precision()",
-    "compute_precision": "compute_precision(dtype)",
-}
 
-
-class _Opens(Generic[P]):
-    """A function that returns a context; entering it, or decorating with it, raises TypeError."""
-
-    __name__: str
-
-    def __init__(self, fn: Callable[P, contextlib.AbstractContextManager[Any]]) -> None:
-        functools.update_wrapper(self, fn)
-        self._fn = with_usage(f"with {_WRITTEN[fn.__name__]}: inside the function")(fn)
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> contextlib.AbstractContextManager[Any]:
-        """Returns the context."""
-        if any(map(_is_program, (*args, *kwargs.values()))):
-            raise TypeError(
-                f"{self.__name__} marks a region, and takes no function or array, got "
-                f"{shown((*args, *kwargs.values())[0])}. {self._line()}"
-            )
-        return self._fn(*args, **kwargs)
-
-    def __enter__(self) -> NoReturn:
-        """Raises TypeError."""
-        raise TypeError(f"{self.__name__} is called in a with statement. {self._line()}")
-
-    def __exit__(self, *error: object) -> None:
-        """Never runs: ``with`` looks the method up before it calls ``__enter__``."""
-
-    def __reduce__(self) -> str:
-        return self.__name__
-
-    def _line(self) -> str:
-        written = _WRITTEN[self.__name__]
-        return f"Write with {written}: inside the function, or @{written} above it."
-
-
-def _is_program(value: Any) -> bool:
-    is_function = callable(value) and not isinstance(value, type) and find_dtype(value) is None
-    return is_function or isinstance(value, jax.Array | np.ndarray)
-
-
-@_Opens
+@with_usage("with full_precision(): inside the function, or @full_precision() above it")
 def full_precision() -> contextlib.AbstractContextManager[Any]:
     """Nothing in this region is lowered: equations run in the dtypes that the program declares.
 
@@ -103,7 +56,9 @@ def full_precision() -> contextlib.AbstractContextManager[Any]:
     return jax.named_scope(mark(FULL))
 
 
-@_Opens
+@with_usage(
+    "with compute_precision(dtype): inside the function, or @compute_precision(dtype) above it"
+)
 def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any]:
     """The compute dtype of this region is ``dtype``.
 

@@ -37,15 +37,6 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         # Transformer Engine and qwix
         "fp8_autocast": 'autocast(fn, policy=Policy(jnp.bfloat16, matmul="float8"))',
         "quantize_model": "quantize_params(fn, params, *args)",
-        # Retired
-        "op_stats": "collections.Counter(row.results for row in explain(fn, *args).rows)",
-        "significant_digits": "compare(fn, *args)",
-        "audit": "explain(fn, *args), which has a table of risks",
-        "explain_effects": "tune(fn, *args, tolerance=...), which has the worth of each rule",
-        "explain_kept": "explain(fn, *args), which has a table of residuals",
-        "LossScale": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
-        "finite_value_and_grad": "scaled_value_and_grad(loss)",
-        "select_on_finite": "dynamic_loss_scaling(optimizer), which skips such a step",
     }
 )
 """Names of other libraries, and their replacements here."""

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -37,29 +35,8 @@ def check_returned(leaf: Any, name: str) -> None:
 def _holds_tracer(value: Any, depth: int, seen: set[int]) -> bool:
     if isinstance(value, Tracer):
         return True
-    if depth == 0 or id(value) in seen or isinstance(value, str | bytes | type | types.ModuleType):
+    if depth == 0 or id(value) in seen or isinstance(value, type | types.ModuleType):
         return False
     seen.add(id(value))
-    return any(
-        _holds_tracer(leaf, depth - 1, seen)
-        for part in _parts(value)
-        for leaf in jax.tree.leaves(part)
-    )
-
-
-def _parts(value: Any) -> Iterator[Any]:
-    yield from getattr(value, "__dict__", {}).values()
-    for owner in type(value).__mro__:
-        slots = vars(owner).get("__slots__", ())
-        for slot in (slots,) if isinstance(slots, str) else slots:
-            yield getattr(value, slot, None)
-    if isinstance(value, functools.partial):
-        yield value.args, value.keywords
-    if isinstance(value, types.MethodType):
-        yield value.__self__
-    if isinstance(value, types.FunctionType):
-        for cell in value.__closure__ or ():
-            try:
-                yield cell.cell_contents
-            except ValueError:  # a name that is not bound yet
-                continue
+    leaves = jax.tree.leaves(getattr(value, "__dict__", None))
+    return any(_holds_tracer(leaf, depth - 1, seen) for leaf in leaves)

@@ -11,7 +11,7 @@ from .measure.numerics_report import NumericsReport, NumericsRow
 from .report.at_risk import AtRisk
 from .report.explain import explain
 from .report.kept import KeptRow
-from .report.report import Change, Report
+from .report.report import Report
 from .report.rows import Row
 from .report.totals import Share, Totals
 from .tuning.tune import tune
@@ -20,7 +20,6 @@ from .tuning.tune_report import KeptOperation, TuneReport
 __all__ = [
     "ArrayError",
     "AtRisk",
-    "Change",
     "Comparison",
     "ComparisonRow",
     "CompiledKernel",

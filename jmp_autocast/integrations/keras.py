@@ -117,7 +117,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
             >>> AutocastPolicy.from_config(policy.get_config()) == policy
             True
         """
-        fields = policy_fields(config["policy"].encode(), "The dtype policy of a saved layer")
+        fields = policy_fields(config["policy"].encode())
         others = keras.saving.deserialize_keras_object(config["policy_map"], custom_objects)
         return cls(Policy(**fields), others)
 

@@ -1,6 +1,6 @@
 """`autocast` for Flax NNX: modules keep the state that a call changes, and name their scopes.
 
-`scaled_value_and_grad` and `train_step` are for training in float16, `stateless` for export.
+`scaled_value_and_grad` and `train_step` are for training in float16.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from ..call.outputs import OutputDtype
 from ..call.wrapping import pytrees_of, wrapper_of
 from ..policies import PolicyLike
 from .nnx_state import holds_objects, opened
-from .nnx_stateless import stateless
 from .nnx_training import scaled_value_and_grad, train_step
 from .results import cast_leaves, cast_outputs, without_output_dtype
 
-__all__ = ["autocast", "scaled_value_and_grad", "stateless", "train_step"]
+__all__ = ["autocast", "scaled_value_and_grad", "train_step"]
 
 
 @hide_mistakes

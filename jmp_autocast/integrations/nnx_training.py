@@ -104,7 +104,7 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
             )
         before = _statistics(optimizer, model)
         # The gradients are those of the variables that the optimizer updates.
-        gradient = scaled_value_and_grad(fn, nnx.DiffState(0, _wrt(optimizer)), has_aux)
+        gradient = scaled_value_and_grad(fn, nnx.DiffState(0, optimizer.wrt), has_aux)
         value, grads = gradient(optimizer, model, *args, **kwargs)
         optimizer.update(model, grads)
         skipped, held = step_skipped(optimizer), []
@@ -120,9 +120,5 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
 
 def _statistics(optimizer: nnx.Optimizer, model: Any) -> dict[Any, Any]:
     """Returns the values of all variables but those of the optimizer and RNG streams, by path."""
-    state = nnx.state(model, nnx.All(nnx.Not(_wrt(optimizer)), nnx.Not(nnx.RngState)))
+    state = nnx.state(model, nnx.All(nnx.Not(optimizer.wrt), nnx.Not(nnx.RngState)))
     return {path: raw_value(leaf) for path, leaf in nnx.to_flat_state(state)}
-
-
-def _wrt(optimizer: nnx.Optimizer) -> Any:
-    return getattr(optimizer, "wrt", nnx.Param)

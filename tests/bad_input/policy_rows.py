@@ -89,10 +89,6 @@ TYPE_ERRORS = {
         RULE,
         "CastPolicy",
     ),
-    "register_rule: a priority": (
-        lambda w: register_rule("mine", "KEEP", priority="high"),
-        "priority | 'high' | an int | default is 10",
-    ),
     "Decision: a name": (
         lambda w: Decision(policy="KEEP"),
         "Decision.policy | 'KEEP' | must be a CastPolicy | FP32",

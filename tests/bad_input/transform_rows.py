@@ -179,10 +179,6 @@ VALUE_ERRORS = {
         lambda w: cast_params(autocast(loss_at_call), w.params, X, policy=BF16),
         "cast_params | policy= | has already wrapped with its own | Leave policy out",
     ),
-    "cast_params: a check of shapes": (
-        lambda w: cast_params(loss_at_call, w.params, jax.eval_shape(lambda: X), check=True),
-        "check=True | runs the program | needs arrays | for all arguments",
-    ),
 }
 
 ROWS = [

@@ -1,4 +1,4 @@
-"""`compare` finds the equation that introduces an error, forward and backward."""
+"""`compare` finds the equation that introduces an error, and compares gradients."""
 
 import json
 
@@ -85,7 +85,6 @@ def test_nothing_is_introduced_where_nothing_is_rounded():
     assert {row.introduced for row in comparison.rows} == {0.0}
     assert comparison.outputs[0].error == 0
     assert comparison.gradients["0/w"].error == 0
-    assert {row.error for row in comparison.cotangents} == {0.0}
 
 
 @pytest.mark.parametrize(
@@ -119,14 +118,11 @@ def test_an_overflow_is_infinite_where_it_arises():
     assert json.loads(comparison.to_json())["rows"][0]["error"] == "inf"
 
 
-def test_cotangents_that_vanish_in_float16_are_named():
+def test_gradients_that_vanish_in_float16():
     def loss(w, x):
-        with jax.named_scope("head"):
-            return jnp.mean(jnp.tanh(x @ w) @ w) * jnp.float32(1e-9)
+        return jnp.mean(jnp.tanh(x @ w) @ w) * jnp.float32(1e-9)
 
     comparison = compare(loss, W, X, policy=FP16, argnums=0)
-    vanished = [row for row in comparison.cotangents if row.error == 1.0]
-    assert {row.scope for row in vanished} == {"head"}
     assert comparison.gradients["0"].error == pytest.approx(1.0)
 
 
@@ -145,12 +141,13 @@ def in_a_call_that_is_kept(w, x):
 
 
 @pytest.mark.parametrize("fn", [transposed, transposed_in_a_call, in_a_call_that_is_kept])
-def test_both_programs_have_the_same_cotangents(fn):
+def test_a_backward_pass_has_rows_of_its_own(fn):
     """Also for a moved weight, and for a call that runs as it is."""
-    comparison = compare(fn, W, X, policy=BF16, argnums=0)
-    made = [row.primitive for row in compare(fn, W, X, policy=BF16).rows]
-    assert sorted(row.primitive for row in comparison.cotangents) == sorted(made)
-    assert all(row.error < 0.1 for row in comparison.cotangents)
+    rows = compare(jax.grad(fn), W, X, policy=BF16).rows
+    backward = [row for row in rows if row.backward]
+    assert {"dot_general", "mul"} <= {row.primitive for row in backward}
+    assert all(row.error < 0.1 for row in backward)
+    assert compare(fn, W, X, policy=BF16, argnums=0).gradients["0"].error < 0.02
 
 
 DISTANCES = {
@@ -252,33 +249,17 @@ def test_errors_by_scope():
     def loss(p, x):
         return -jnp.mean(head(p, x)[:, 0])
 
-    comparison = compare(loss, P, X, policy=Policy("bfloat16", level="compute"), argnums=0)
+    comparison = compare(loss, P, X, policy=ROUGH)
     found = {each.scope: each for each in comparison.by_scope()}
     offset = found["<script>offset"]
     assert list(found)[:3] == ["body", "<script>offset", "logits/last"]
     assert found["body"].introduced < 0.02 < 0.1 < offset.introduced
-    assert offset.cotangent_error > 0
     assert comparison.by_scope(depth=1)[2].scope == "logits"
     assert "by scope" in str(comparison)
     assert max(map(len, str(comparison).splitlines())) <= 100
 
 
-def test_a_cotangent_that_cancels_does_not_hide_those_that_count():
-    """A number added to all scores has the cotangent 0: both programs have noise in its place."""
-
-    def loss(p, x):
-        with jax.named_scope("attention"):
-            scores = x @ p["w"]
-            shifted = scores - jnp.tanh(jnp.mean(scores, axis=-1, keepdims=True))
-            return jnp.mean(jax.nn.softmax(shifted) @ p["w"] ** 2)
-
-    comparison = compare(loss, P, X, policy=BF16, argnums=0)
-    (attention,) = comparison.by_scope()
-    assert max(row.error for row in comparison.cotangents) > 0.2
-    assert attention.cotangent_error < 0.05
-
-
-def test_a_value_that_training_does_not_differentiate_has_no_cotangent():
+def test_gradients_of_a_value_that_training_does_not_differentiate():
     """Equinox rejects differentiable operands of a function without a rule for them."""
 
     @eqx.filter_custom_vjp
@@ -294,9 +275,6 @@ def test_a_value_that_training_does_not_differentiate_has_no_cotangent():
         return jnp.mean(scaled(hidden, jnp.exp(x)[:, :1]) * fixed)
 
     comparison = compare(loss, P, X, policy=BF16, argnums=0)
-    differentiated = [row.primitive for row in comparison.cotangents]
-    assert {"sin", "exp", "stop_gradient"} & set(differentiated) == set()
-    assert "tanh" in differentiated
     assert comparison.gradients["0/w"].error < 0.02
 
 
@@ -327,11 +305,6 @@ def test_two_programs_are_compared_by_name(name):
 def test_against_takes_no_policy():
     with pytest.raises(ValueError, match=r"as they are.*got policy="):
         compare(head, P, X, against=head, policy=BF16)
-
-
-def test_a_cotangent_in_a_function_of_jax_has_the_line_of_its_call():
-    rows = compare(lambda w: jnp.sum(jnp.var(w @ X.T)), W, policy=BF16, argnums=0).cotangents
-    assert all("test_compare.py" in row.source for row in rows)
 
 
 @pytest.mark.parametrize("size", [1_000, 100_000])

@@ -227,17 +227,6 @@ def test_json_holds_the_rows_and_totals(tmp_path):
     assert data["rows"][0]["primitive"] == report.rows[0].primitive
 
 
-def test_the_difference_of_two_policies():
-    base = explain(attention, {"w": W}, X, policy=BF16)
-    pinned = explain(attention, {"w": W}, X, policy=BF16.with_rules({"dot_general": "fp32"}))
-    changes = base.diff(pinned)
-    assert {c.before.primitive for c in changes} >= {"dot_general"}
-    dots = [c for c in changes if c.before.primitive == "dot_general"]
-    assert {c.after.operands for c in dots} == {("float32", "float32")}
-    assert base.diff(base) == []
-    assert "bf16 -> bf16 LOWER_PRECISION  =>  f32 -> f32 FP32" in str(dots[0])
-
-
 def test_the_page_on_reasons_says_of_every_code_what_the_report_says():
     page = pathlib.Path(__file__).parents[2] / "docs" / "reasons.md"
     row = re.compile(r"^\| `(\w+)` \| (.*?) \| (.*?) *\|$", re.MULTILINE)

@@ -113,7 +113,7 @@ def test_parameters_are_stored_and_the_cache_stays(tool, cache, wrapped):
     fn = lambda net, *args: net(*args)
     low = integration.autocast(fn, policy=policy)
     options = {} if wrapped else {"policy": policy}
-    small = store(low if wrapped else fn, net, x, *cache, check=True, **options)
+    small = store(low if wrapped else fn, net, x, *cache, **options)
     assert isinstance(small, Summed)
     assert small.cache is not net.cache
     kernels = (jax.tree.leaves(layer.kernel)[0] for layer in (small.first, small.second))
@@ -122,31 +122,3 @@ def test_parameters_are_stored_and_the_cache_stays(tool, cache, wrapped):
     assert not any(leaf.any() for leaf in jax.tree.leaves((net.cache, cache)))
     nnx.jit(low)(small, x, *cache)
     assert all(leaf.any() for leaf in jax.tree.leaves(cache or small.cache))
-
-
-# --- `stateless` ----------------------------------------------------------------------------
-
-
-def test_a_pure_function_of_dicts_of_arrays():
-    net = new_net()
-    fn, params, state = integration.stateless(integration.autocast(nnx_loss, policy=BF16), net)
-    assert {"dense/kernel", "norm/scale"} < set(params)
-    assert {"cache", "calls", "norm/mean", "dropout/rngs/count"} < set(state)
-    assert not any("head" in name and "tied" in name for name in params)  # one array, two names
-    first, after = jax.jit(fn)(params, state, X)
-    assert net.calls[...] == 0
-    assert (after["calls"], after["dropout/rngs/count"]) == (1, 1)
-    assert after.keys() == state.keys()
-    second, _ = jax.jit(fn)(params, after, X)
-    expected = [nnx.jit(integration.autocast(nnx_loss, policy=BF16))(net, X) for _ in range(2)]
-    assert [first, second] == expected
-
-
-def test_parameters_do_not_change_in_a_pure_function():
-    def trained(net, x):
-        net.dense.kernel[...] *= 2
-        return net(x)
-
-    fn, *arrays = integration.stateless(trained, new_net())
-    with pytest.raises(TypeError, match="trained changes the parameter 'dense/kernel', and"):
-        jax.jit(fn)(*arrays, X)

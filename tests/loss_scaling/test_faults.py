@@ -33,7 +33,6 @@ TREES = {
         "r": "float8_e4m3fn[]",
         "empty": "float16[0,3]",
         "i": "int32[3]",
-        "zero": "float0[2]",
         "masked": optax.MaskedNode(),
         "none": None,
     },
@@ -48,8 +47,6 @@ def filled(spec, rng, *, parameter):
     """An array for a spec such as ``float16[3,2]``: quarters, and -0.0 among them."""
     name, shape = spec[:-1].split("[")
     shape = tuple(int(n) for n in shape.split(",") if n)
-    if name == "float0":
-        return np.zeros(shape, np.int32 if parameter else jax.dtypes.float0)
     if name.startswith("int"):
         return rng.integers(-3, 3, shape).astype(name)
     values = rng.integers(-8, 9, shape) / 4
@@ -79,7 +76,7 @@ def compiled(name, way):
         skipping_by(way),
     ):
         labels = jax.tree.map(
-            lambda spec: "frozen" if spec.startswith(("int", "float0")) else "moving", TREES[name]
+            lambda spec: "frozen" if spec.startswith("int") else "moving", TREES[name]
         )
         moving = optax.chain(optax.trace(0.5), optax.scale_by_schedule(lambda n: -0.5 / (n + 1)))
         inner = optax.partition({"moving": moving, "frozen": optax.set_to_zero()}, labels)
@@ -87,17 +84,11 @@ def compiled(name, way):
 
         def step(params, state, grads):
             updates, state = tx.update(grads, state, params)
-            return jax.tree.map(moved, params, updates), state
+            return optax.apply_updates(params, updates), state
 
         params, grads = (tree_of(name, 0, parameter=kind) for kind in (True, False))
         init = jax.jit(tx.init).lower(params).compile()
         return init, jax.jit(step).lower(params, jax.eval_shape(tx.init, params), grads).compile()
-
-
-def moved(parameter, update):
-    """optax.apply_updates would add float0, too, which nothing can be added to."""
-    is_float0 = update.dtype == jax.dtypes.float0
-    return parameter if is_float0 else optax.apply_updates(parameter, update)
 
 
 def good_gradients(name, seed):
@@ -121,7 +112,7 @@ def planted(grads):
     """The gradients with one bad value in the last element of one leaf, in each way."""
     leaves, structure = jax.tree.flatten(grads)
     for i, leaf in enumerate(leaves):
-        if leaf.size and leaf.dtype != jax.dtypes.float0 and leaf.dtype.kind != "i":
+        if leaf.size and leaf.dtype.kind != "i":
             for value in bad_values(leaf.dtype):
                 bad = np.array(leaf)
                 bad.reshape(-1)[-1] = value

@@ -139,19 +139,6 @@ def test_a_narrow_loss_of_leaves_of_other_dtypes(dtype, scale, x):
     np.testing.assert_array_equal(grads.astype(np.complex64), expected)
 
 
-def test_allow_int():
-    def loss(params):
-        return jnp.sum(params["w"]) * params["n"].astype(jnp.float32)
-
-    params = {"w": A, "n": np.int32(3)}
-    with pytest.raises(TypeError, match="int32"):
-        scaled_value_and_grad(loss)(SCALE, params)
-    for fn in (loss, lambda params: loss(params).astype(jnp.float16)):
-        _, grads = scaled_value_and_grad(fn, allow_int=True)(8.0, params)
-        assert grads["n"].dtype == jax.dtypes.float0
-        assert grads["w"].tolist() == [24.0, 24.0]
-
-
 def test_vmap_over_examples_and_over_scales():
     rows = np.arange(6, dtype=np.float32).reshape(3, 2)
     fn = scaled_value_and_grad(lambda w: jnp.sum(w**2))

@@ -71,24 +71,3 @@ def test_a_wrong_order_is_seen_in_the_state(tx, message):
     assert all(warning.filename == __file__ for warning in caught)
     assert len(texts) == (2 if message else 0)
     assert not message or all(re.search(message, text) for text in texts)
-
-
-@pytest.mark.parametrize("inner", [optax.sgd(0.1), optax.adamw(0.1, weight_decay=0.5)])
-def test_integer_parameters_stay_as_they_are(inner):
-    """With allow_int=True their gradients are float0, which no optimizer of optax can add."""
-    params = {"w": jnp.array(W), "n": jnp.array([2**30 + 1, 3]), "flag": jnp.array(True)}
-    tx = dynamic_loss_scaling(inner)
-
-    @jax.jit
-    def step(params, opt_state):
-        fn = lambda params: jnp.sum(params["w"] * params["n"] * params["flag"])
-        _, grads = scaled_value_and_grad(fn, allow_int=True)(opt_state, params)
-        updates, opt_state = tx.update(grads, opt_state, params)
-        return optax.apply_updates(params, updates), opt_state
-
-    after, state = step(params, tx.init(params))
-    assert jax.tree.map(jnp.result_type, after) == jax.tree.map(jnp.result_type, params)
-    assert after["n"].tolist() == [2**30 + 1, 3]
-    assert bool(after["flag"])
-    assert bool((after["w"] != W).all())
-    assert loss_scale(state) == 2.0**16

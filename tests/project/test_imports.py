@@ -21,7 +21,7 @@ OPTIONAL = """
     """.split()
 
 # Modules of the package that a user imports by name, without the one that each is for.
-INTEGRATIONS_WITHOUT_A_LIBRARY = ["jmp_autocast.integrations", "jmp_autocast.integrations.metrics"]
+INTEGRATIONS_WITHOUT_A_LIBRARY = ["jmp_autocast.integrations"]
 
 PRINT_NEW = """
 import sys

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from jmp_autocast import BF16, CastPolicy, Policy, autocast, cast_params, planned_params
+from jmp_autocast import BF16, CastPolicy, Policy, autocast, cast_params
 from jmp_autocast.integrations.nnx import autocast as nnx_autocast
 from jmp_autocast.optimizers import as_float32
+from tests.support.stored_params import assert_same_results
 
 X = np.random.default_rng(0).standard_normal((4, 8)).astype(np.float32)
 TOKENS = np.arange(6, dtype=np.int32) % 5
@@ -83,7 +84,8 @@ def names_of(tree):
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_leaves_that_are_read_in_16_bits_alone_are_cast(name):
     fn, params, low = PROGRAMS[name]
-    small = cast_params(fn, params, X, policy=BF16, check=True)
+    small = cast_params(fn, params, X, policy=BF16)
+    assert_same_results(autocast(fn, BF16), small, params, X)
     assert names_of(small) == low
     assert jax.tree.structure(small) == jax.tree.structure(params)
 
@@ -98,7 +100,9 @@ def test_the_policy_decides(level):
     params = {"w": matrix(1, 8, 8), "b": matrix(2, 8), "head": matrix(3, 8, 8)}
     policy = Policy(jnp.bfloat16, level=level).with_rules({"*": "float32"}, scope="head")
     low = {"w", "b"} if level == "compute" else {"w"}
-    assert names_of(cast_params(fn, params, X, policy=policy, check=True)) == low
+    small = cast_params(fn, params, X, policy=policy)
+    assert_same_results(autocast(fn, policy), small, params, X)
+    assert names_of(small) == low
     none = BF16.with_rules({"dot_general": CastPolicy.FP32})
     assert not names_of(cast_params(lambda p, x: x @ p["w"], params, X, policy=none))
 
@@ -123,10 +127,10 @@ class Deep(nnx.Module):
 def test_a_wrapper_of_modules_casts_the_leaves_that_the_plain_one_casts():
     module, call = Deep(nnx.Rngs(0)), lambda module, x: module(x)
     wrappers = autocast(call, policy=BF16), nnx_autocast(call, policy=BF16)
-    expected, found = (
-        [x.dtype.name for x in jax.tree.leaves(cast_params(wrapper, module, X, check=True))]
-        for wrapper in wrappers
-    )
+    stored = [cast_params(wrapper, module, X) for wrapper in wrappers]
+    for wrapper, small in zip(wrappers, stored, strict=True):
+        assert_same_results(wrapper, small, module, X)
+    expected, found = ([x.dtype.name for x in jax.tree.leaves(small)] for small in stored)
     assert found == expected
     assert {"float32", "bfloat16"} == set(found)
 
@@ -139,19 +143,16 @@ def twice_unlike(p, x):
     return x @ p["a"], jnp.exp(p["b"])
 
 
-@pytest.mark.parametrize("donate", [False, True])
 @pytest.mark.parametrize("fn", [twice_alike, twice_unlike])
-def test_an_array_that_stands_twice(fn, donate):
+def test_an_array_that_stands_twice(fn):
     shared = jnp.asarray(matrix(0, 8, 8))
-    small = cast_params(fn, {"a": shared, "b": shared}, X, policy=BF16, donate=donate)
+    small = cast_params(fn, {"a": shared, "b": shared}, X, policy=BF16)
     alike = fn is twice_alike
     assert [x.dtype.name for x in small.values()] == [
         "bfloat16",
         "bfloat16" if alike else "float32",
     ]
     assert (small["a"] is small["b"]) == alike
-    assert not any(x.is_deleted() for x in small.values())
-    assert shared.is_deleted() == (donate and alike)
 
 
 def test_gradients_of_stored_parameters_are_those_of_the_program():
@@ -162,19 +163,12 @@ def test_gradients_of_stored_parameters_are_those_of_the_program():
     jax.tree.map(np.testing.assert_array_equal, found, jax.jit(jax.grad(loss))(params, X))
 
 
-def test_the_check_finds_a_leaf_that_is_read_in_float32(monkeypatch):
-    fn, params, _ = PROGRAMS["returned"]
-    wrong = lambda plan: [{np.dtype(jnp.bfloat16)} for _ in plan.inputs]
-    monkeypatch.setattr(planned_params, "read_dtypes", wrong)
-    with pytest.raises(AssertionError, match="other bits in its outputs"):
-        cast_params(fn, params, X, policy=BF16, check=True)
-
-
-def test_a_program_that_returns_a_key_is_checked():
+def test_a_program_that_returns_a_key():
     def fn(params, key, x):
         key, own = jax.random.split(key)
         return x @ params["w"] + jax.random.normal(own, (4,)), key
 
-    params = {"w": jnp.ones((8, 4)) / 3}
-    small = cast_params(fn, params, jax.random.key(0), X, policy=BF16, check=True)
+    params, key = {"w": jnp.ones((8, 4)) / 3}, jax.random.key(0)
+    small = cast_params(fn, params, key, X, policy=BF16)
+    assert_same_results(autocast(fn, BF16), small, params, key, X)
     assert small["w"].dtype == jnp.bfloat16

@@ -1,7 +1,6 @@
 """The results of a function: their dtypes by `output_dtype`, and objects besides arrays."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -16,15 +15,10 @@ class Model:
     def __init__(self, w):
         self.w = w @ w
 
-    def result(self):
-        return self.w
 
-
-class Slotted:
-    __slots__ = ("parts",)
-
+class Nested:
     def __init__(self, w):
-        self.parts = [{"w": w @ w}]
+        self.parts = [{"model": Model(w)}]
 
 
 @dataclasses.dataclass
@@ -34,11 +28,8 @@ class Plain:
 
 HOLD_ARRAYS = {
     "a class": Model,
-    "slots": Slotted,
+    "a class inside": Nested,
     "a dataclass": lambda w: (w, Plain(w @ w)),
-    "a closure": lambda w: lambda: w,
-    "a partial": lambda w: functools.partial(jnp.add, w @ w),
-    "a method": lambda w: Model(w).result,
 }
 
 

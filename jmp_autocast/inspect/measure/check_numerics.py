@@ -24,7 +24,7 @@ from .evaluator import Evaluator
 from .measured import as_real, is_measurable, measured_equations
 from .numerics_probe import NumericsProbe
 from .numerics_report import NumericsReport, bad_message, passed_message
-from .side_by_side import Program
+from .programs import Program
 
 compat.mark_frames(__file__)
 

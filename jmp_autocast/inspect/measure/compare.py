@@ -11,17 +11,17 @@ from ...autocast import PlannedCall, wrapper_for
 from ...call.arguments import name_of
 from ...interpreters import Rewriter
 from ...interpreters.compat import aval_of, body_of
+from ...interpreters.primitives.evaluate import as_function, of_positions
 from ...policies import PolicyLike
 from ...policies.errors import with_usage
 from ..calls import check_concrete, check_range, differentiated, is_loss
-from .comparison import Comparison, cotangent_rows, equation_rows, gradient_errors
-from .cotangents import Tap, tapped
+from .comparison import Comparison, equation_rows, gradient_errors
 from .devices import is_on_one_device, on_device
-from .error_probe import ArrayError, ErrorProbe, distance, distance_and_norms
+from .error_probe import ErrorProbe, distance_and_norms
 from .evaluator import Evaluated, Evaluator
 from .measured import is_measurable, measured_equations
 from .named_values import ProgramComparison, compare_arrays, compare_programs
-from .side_by_side import Program
+from .programs import Program
 
 
 @overload
@@ -55,8 +55,8 @@ def compare(
     float32 program selects the branch of a ``cond`` and ends a ``while``.
 
     Each equation is compiled by itself, once for all equal ones, so a model of many equal layers
-    takes hardly longer than one of few. Loops, branches and device maps are compiled as a whole. So
-    are the two backward passes, and all their cotangents are in memory together.
+    takes hardly longer than one of few. Loops, branches and device maps are compiled as a whole,
+    and so are the two backward passes.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper with its own options. Or a dict of
@@ -66,8 +66,9 @@ def compare(
         policy: A `Policy`, a 16-bit dtype or a jmp string; None for the wrapper's own, or the
             default.
         argnums: Positions as in ``jax.grad``, of a function that returns a scalar: compares the
-            gradients of ``jax.grad(autocast(fn))`` with respect to these arguments, and the
-            cotangents of the values in between. None for no gradients.
+            gradients of ``jax.grad(autocast(fn))`` with respect to these arguments. None for no
+            gradients. ``compare(jax.grad(fn), ...)`` has a row for each equation of a backward
+            pass.
         against: Another function of the same arguments, for a comparison of two programs instead of
             two precisions: a sampler with a trainer, decoding with prefill, a batch of 1 with one
             of 8. Both run as they are. Values are paired by name: the last value of a
@@ -126,7 +127,8 @@ def compare(
     arrays = [on_device(x) for x in call.arrays]
 
     def run(*arrays: Any) -> Evaluated:
-        return Evaluator(ErrorProbe()).start(closed, _programs(planned), arrays)
+        programs = Program(), Program(planned.plan, Rewriter(planned.planner))
+        return Evaluator(ErrorProbe()).start(closed, programs, arrays)
 
     # Each kind of equation is compiled once, and not the whole program.
     evaluated = (run if is_on_one_device(closed, arrays) else jax.jit(run))(*arrays)
@@ -135,43 +137,30 @@ def compare(
         for i, each in enumerate(evaluated.outputs)
         if is_measurable(jax.typeof(each[0]))
     }
-    taps, cotangents, gradients = _derivatives(planned, arrays, wrt) if wrt else ([], [], {})
-    readings, *distances = jax.device_get((evaluated.readings, outputs, cotangents, gradients))
-    outputs, cotangents, gradients = jax.tree.map(lambda x: x.item(), distances)
+    gradients = _gradients(planned, arrays, wrt) if wrt else {}
+    readings, *distances = jax.device_get((evaluated.readings, outputs, gradients))
+    outputs, gradients = jax.tree.map(lambda x: x.item(), distances)
     return Comparison(
         name=name_of(fn),
         compute_dtype=str(wrapper.policy.compute_dtype),
         rows=equation_rows(measured_equations(closed), readings),
         outputs=outputs,
-        cotangents=cotangent_rows(taps, cotangents),
         gradients=gradient_errors(gradients),
     )
 
 
-def _derivatives(
-    planned: PlannedCall, arrays: Sequence[Any], wrt: Sequence[int]
-) -> tuple[list[Tap], list[ArrayError], dict[str, Any]]:
-    """Returns the values with a cotangent, the errors of the cotangents, and of the gradients."""
-    programs = _programs(planned, differentiated=True)
-    taps: list[Tap] = []
+def _gradients(planned: PlannedCall, arrays: Sequence[Any], wrt: Sequence[int]) -> dict[str, Any]:
+    """Returns the errors of gradients by path, and the norms whose ratios they are."""
 
     # Compiled, unlike the forward pass, since training compiles, and XLA rounds less often than the
     # program. Float16 gradients of single equations differed.
     @jax.jit
     def run(*arrays: Any) -> Any:
-        both = [tapped(planned.closed, program, arrays, wrt) for program in programs]
-        # Both programs have the same taps.
-        taps[:] = both[0][0]
-        return [found for _, *found in both]
+        def gradient(program: Callable[..., Any]) -> Any:
+            loss = of_positions(program, arrays, wrt)
+            return jax.grad(lambda chosen: loss(*chosen)[0])([arrays[i] for i in wrt])
 
-    cotangents, gradients = (zip(*each, strict=True) for each in zip(*run(*arrays), strict=True))
+        return gradient(as_function(planned.closed)), gradient(planned.rewritten)
+
     paths = [planned.call.paths[i] for i in wrt]
-    of_gradients = [distance_and_norms(*pair) for pair in gradients]
-    errors = [distance(*pair) for pair in cotangents]
-    return taps, errors, dict(zip(paths, of_gradients, strict=True))
-
-
-def _programs(planned: PlannedCall, differentiated: bool = False) -> tuple[Program, Program]:
-    """Returns the float32 and the mixed program, for one trace: the rewriter caches its jaxprs."""
-    rewriter = Rewriter(planned.planner)
-    return Program(planned.plan), Program(planned.plan, rewriter, differentiated)
+    return dict(zip(paths, map(distance_and_norms, *run(*arrays)), strict=True))

@@ -9,7 +9,6 @@ from operator import attrgetter
 from typing import Any
 
 from ..export import Exported, cut, located, table
-from .cotangents import Tap
 from .error_probe import COMPUTED, ArrayError, ErrorReading, worst_of
 from .measured import MeasuredEquation, each_reading
 
@@ -26,10 +25,8 @@ class Comparison(Exported):
         compute_dtype: The policy's compute dtype.
         rows: A row per equation with float results, the largest introduced error first.
         outputs: The errors of the float outputs, by their position.
-        cotangents: A row per value of the forward pass with the error of its cotangent, the largest
-            introduced error first; empty without ``argnums``. Values inside loops and branches
-            have no row.
-        gradients: The errors of the gradients, by the path of the argument.
+        gradients: The errors of the gradients, by the path of the argument; empty without
+            ``argnums``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -46,7 +43,6 @@ class Comparison(Exported):
     compute_dtype: str
     rows: tuple[ComparisonRow, ...]
     outputs: Mapping[int, ArrayError]
-    cotangents: tuple[ComparisonRow, ...]
     gradients: Mapping[str, GradientError]
 
     @property
@@ -83,7 +79,7 @@ class Comparison(Exported):
         return cut(line)
 
     def by_scope(self, depth: int | None = None) -> tuple[ScopeError, ...]:
-        """Returns the errors of each scope, forward and backward, in program order.
+        """Returns the largest errors of each scope, in program order.
 
         Args:
             depth: The number of names of a scope that count: 1 for the parts of the outermost
@@ -99,20 +95,13 @@ class Comparison(Exported):
             >>> [each.scope for each in comparison.by_scope(depth=1)]
             ['layer']
         """
-        groups: dict[str, tuple[list[ComparisonRow], list[ComparisonRow]]] = {}
+        groups: dict[str, list[ComparisonRow]] = {}
         # A scope has the position of its first equation.
-        for kind, rows in enumerate((sorted(self.rows, key=attrgetter("index")), self.cotangents)):
-            for row in rows:
-                scope = "/".join(row.scope.split("/")[:depth])
-                groups.setdefault(scope, ([], []))[kind].append(row)
+        for row in sorted(self.rows, key=attrgetter("index")):
+            groups.setdefault("/".join(row.scope.split("/")[:depth]), []).append(row)
         return tuple(
-            ScopeError(
-                scope,
-                max((row.introduced for row in values), default=0.0),
-                max((row.error for row in values), default=0.0),
-                _weighted(cotangents),
-            )
-            for scope, (values, cotangents) in groups.items()
+            ScopeError(scope, max(row.introduced for row in rows), max(row.error for row in rows))
+            for scope, rows in groups.items()
         )
 
     def __str__(self) -> str:
@@ -120,11 +109,8 @@ class Comparison(Exported):
         lines = [self.summary, "", *_table(self.rows)]
         scopes = self.by_scope()
         if len(scopes) > 1:
-            title = "by scope: the largest errors of values, and the mean one of cotangents"
-            lines += ["", title, "", *_scope_table(scopes)]
+            lines += ["", "by scope: the largest errors", "", *_scope_table(scopes)]
         if self.gradients:
-            lines += ["", "cotangents, by the error added to that of earlier cotangents", ""]
-            lines += _table(self.cotangents)
             columns = {"of all": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "gradient": ""}
             cells = lambda item: (item[1].share, item[1].error, item[1].cosine, item[0])  # noqa: E731
             rows = sorted(self.gradients.items(), key=lambda item: -item[1].share)
@@ -133,16 +119,15 @@ class Comparison(Exported):
 
 
 def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:
-    columns = {"introduced": ">10.2g", "error": ">8.2g"}
-    columns |= {"of cotangents": ">13.2g", "scope": ""}
-    # The table has only the worst scopes of either direction, because a deep model has hundreds.
+    columns = {"introduced": ">10.2g", "error": ">8.2g", "scope": ""}
+    # The table has only the worst scopes, because a deep model has hundreds.
     # They are in program order, which shows how errors grow from layer to layer.
-    worst = sorted(scopes, key=lambda each: -max(each.introduced, each.cotangent_error))
+    worst = sorted(scopes, key=lambda each: -each.introduced)
     shown = {each.scope for each in worst[:_SHOWN]}
     ordered = [each for each in scopes if each.scope in shown] + worst[_SHOWN:]
 
     def cells(each: ScopeError) -> list[Any]:
-        return [each.introduced, each.error, each.cotangent_error, each.scope or "(no scope)"]
+        return [each.introduced, each.error, each.scope or "(no scope)"]
 
     return table(columns, ordered, cells, _SHOWN, "more; by_scope() has all")
 
@@ -168,12 +153,11 @@ class ComparisonRow(MeasuredEquation):
         source: The user's source line.
         primitive: The primitive of its producer.
         inside: The loops, branches and device maps around it, outermost first.
-        backward: It belongs to a backward pass that JAX created; True for a cotangent.
+        backward: It belongs to a backward pass that JAX created.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result as the program declares it.
         computed: The dtype in the mixed program, ``""`` for one that autocast does not touch.
-        introduced: The relative error that the equation itself introduces. For a cotangent, the
-            error added to that of the cotangents that it depends on.
+        introduced: The relative error that the equation itself introduces.
         error: The relative error of the value: the norm of the difference over the norm of the
             float32 program's value. Infinite if ``lost`` is not 0.
         cosine: The cosine of the angle between the two values.
@@ -181,7 +165,7 @@ class ComparisonRow(MeasuredEquation):
         introduced_lost: The number of elements that the equation itself makes infinite or NaN.
         largest: The largest finite magnitude in the float32 program.
         runs: How often the equation ran. Errors and cosine are those of the worst run.
-        index: The position in program order, of the equation or of the value.
+        index: The position in program order.
 
     Example:
         >>> import jax.numpy as jnp
@@ -252,53 +236,26 @@ def equation_rows(
     for index, (equation, reading) in enumerate(each_reading(equations, readings)):
         numbers = reading._asdict() | {"computed": COMPUTED[reading.computed], "index": index}
         rows.append(ComparisonRow(**dataclasses.asdict(equation), **numbers))
-    return _ranked(rows)
-
-
-def cotangent_rows(
-    taps: Sequence[Tap], distances: Sequence[ArrayError]
-) -> tuple[ComparisonRow, ...]:
-    """Returns a row per tap; a cotangent depends on the cotangents of the value's consumers."""
-    carried = [0.0] * len(taps)
-    for tap, distance in zip(taps, distances, strict=True):
-        for source in tap.sources:
-            carried[source] = max(carried[source], distance.error)
-    rows = []
-    for index, (tap, distance, before) in enumerate(zip(taps, distances, carried, strict=True)):
-        error = distance.error
-        # Squares of independent errors add up. The difference of squares is factored, because a
-        # square could overflow.
-        added = math.sqrt((error - before) * (error + before)) if error > before else 0.0
-        # A cotangent with a lost source is not lost here.
-        lost = 0 if math.isinf(before) else distance.lost
-        numbers = dataclasses.asdict(distance) | {"introduced": added, "introduced_lost": lost}
-        fields = dataclasses.asdict(tap.equation) | {"computed": "", "runs": 1}
-        rows.append(ComparisonRow(**fields, **numbers, index=index))
-    return _ranked(rows)
-
-
-def _ranked(rows: Sequence[ComparisonRow]) -> tuple[ComparisonRow, ...]:
     # Sorted by the introduced error: most of the total error comes from earlier rows.
     return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScopeError:
-    """The errors of the values computed in one scope, and of their cotangents.
+    """The errors of the values computed in one scope.
 
     Args:
         scope: The ``jax.named_scope`` names, joined by ``/``; ``""`` outside of every scope.
         introduced: The largest introduced error of a value.
         error: The largest error of a value.
-        cotangent_error: The mean error of their cotangents, each weighted by its largest magnitude.
 
     Example:
         >>> import jax, jax.numpy as jnp
         >>> from jmp_autocast import BF16, compare
-        >>> def loss(w, x):
+        >>> def layer(w, x):
         ...     with jax.named_scope("dense"):
-        ...         return jnp.sum(x @ w)
-        >>> comparison = compare(loss, jnp.eye(8), jnp.ones((2, 8)), policy=BF16, argnums=0)
+        ...         return x @ w
+        >>> comparison = compare(layer, jnp.eye(8), jnp.ones((2, 8)), policy=BF16)
         >>> [(each.scope, each.error < 0.01) for each in comparison.by_scope()]
         [('dense', True)]
     """
@@ -306,13 +263,3 @@ class ScopeError:
     scope: str
     introduced: float
     error: float
-    cotangent_error: float
-
-
-def _weighted(group: Sequence[ComparisonRow]) -> float:
-    # Weighted, because some cotangents cancel: that of a softmax's maximum is 0, so both programs
-    # have rounding noise of 1e-8, with an error of 150 %.
-    if any(math.isinf(row.error) for row in group):
-        return math.inf
-    total = sum(row.largest for row in group)
-    return sum(row.error * row.largest for row in group) / total if total else 0.0

@@ -9,12 +9,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ...interpreters import compat
 from ...interpreters.primitives.structure import equations_in
-from .measured import is_measurable
 
 # These primitives may place values on other devices than those of the arguments.
 _SPREADING = frozenset(("shard_map", "sharding_constraint", "reshard", "device_put"))
@@ -93,26 +91,3 @@ def _mesh_of(x: Any) -> Any:
         return None
     mesh = getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None)
     return None if mesh is None or mesh.empty else mesh
-
-
-def materialized(x: Any) -> Any:
-    """Returns a result that XLA computes once for several reductions; other values as they are.
-
-    XLA would fuse the cheap producers of the array into each reduction, and compile them as often.
-    An ``optimization_barrier`` prevents that on devices; the CPU backend drops barriers before it
-    fuses, but it never fuses through a branch.
-    """
-
-    def other(x: Any) -> Any:
-        # On an explicit mesh the sharding is a part of the type.
-        return compat.device_varying(jnp.zeros_like(x), compat.varying_axes(x))
-
-    def through_branch(x: Any) -> Any:
-        # The barrier hides the constant condition from the compiler.
-        return lax.cond(lax.optimization_barrier(jnp.bool_(True)), lambda x: x, other, x)
-
-    # An array that is no tracer has been computed.
-    is_traced = isinstance(x, compat.Tracer) and is_measurable(jax.typeof(x))
-    if not is_traced or not is_whole_on_device(jax.typeof(x)):
-        return x
-    return lax.platform_dependent(x, cpu=through_branch, default=lax.optimization_barrier)

@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .devices import is_whole_on_device, materialized, on_mesh_of, readable
-from .evaluator import EquationRun, Probe
+from .devices import is_whole_on_device, on_mesh_of, readable
 from .measured import as_real, is_measurable, largest_element
+from .recorder import EquationRun, Probe
 
 # The dtypes of results in the mixed program; a reading holds the position, since it has to be an
 # array. "" is any other dtype.
@@ -92,7 +92,7 @@ class ErrorProbe(Probe):
         # The float32 program's operands, rounded, have no errors of earlier equations, so the error
         # of the result is this equation's own.
         read = list(map(_as_read, declared, mixed))
-        alone = [materialized(x) for x in run.again(1, read)]
+        alone = run.again(1, read)
         measured = [
             (_sums(reference, result), _sums(reference, own), _code(result))
             for reference, result, own in zip(*run.results, alone, strict=True)

@@ -2,20 +2,14 @@
 
 Loops stay loops: the readings of a body are carried along and merged over the iterations. At a
 branch and at the end of a ``while`` all programs follow the first one.
-
-XLA compiles one operation on a vector much faster than the same operation on a hundred scalars. So
-an equation contributes a few scalars when it runs, and the readings of all equations between two
-loops are computed together.
 """
 
 from __future__ import annotations
 
-import abc
 import functools
 import math
-import operator
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,155 +17,21 @@ import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ...interpreters.compat import AnyJaxpr, JaxprEqn, Tracer, collective_axes, device_varying
+from ...interpreters.compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    collective_axes,
+    consts_of,
+    device_varying,
+    literal_value,
+)
 from ...interpreters.primitives import structure
+from ...interpreters.primitives.evaluate import evaluate
 from ...interpreters.primitives.structure import Body, bodies
-from .devices import materialized, on_each_device, on_mesh_of, on_this_mesh
+from .devices import on_each_device, on_mesh_of, on_this_mesh
 from .measured import is_measurable, is_measured, largest_element, measured_equations
-from .side_by_side import Arrays, EqnContext, Programs, SideBySide, Values, refs_of
-
-Flags: TypeAlias = Callable[[], Any]
-"""Returns the flags of a value, the bits of an integer, once an equation needs them."""
-
-
-class EquationRun(NamedTuple):
-    """One equation that has just run, in all programs.
-
-    Args:
-        eqn: The equation.
-        operands: Its operands, per program.
-        results: Its results, per program.
-        again: Runs the equation once more, given the number of a program and operands.
-    """
-
-    eqn: JaxprEqn
-    operands: list[list[Any]]
-    results: list[list[Any]]
-    again: Any
-
-
-class Probe(abc.ABC):
-    """Measures equations. A reading is a pytree of arrays with one element per equation."""
-
-    unread: Any
-    """The reading of an equation that has not run, as scalars."""
-
-    has_flags: bool = False
-    """Whether readings depend on flags of operands, such as "it holds a NaN"."""
-
-    @abc.abstractmethod
-    def measure(self, run: EquationRun) -> Any:
-        """Returns a few numbers about one run of an equation, as a pytree."""
-
-    def flags_of(self, array: Any) -> Any:
-        """Returns the flags of an array that is no result of a measured equation."""
-        return 0
-
-    def flags_made(self, measured: Any) -> Any:
-        """Returns the flags of the results of an equation, given its measurements."""
-        return 0
-
-    @abc.abstractmethod
-    def settle(self, measured: Any, held: Any, ticks: Any) -> Any:
-        """Returns the readings of equations that have each run once.
-
-        Args:
-            measured: The measurements, an element per equation.
-            held: The flags of their operands, an element per equation; None if there are none.
-            ticks: The number of equations that ran before each.
-        """
-
-    @abc.abstractmethod
-    def merge(self, first: Any, second: Any) -> Any:
-        """Returns the readings of two runs of the same equations, ``first`` the earlier."""
-
-    def nothing(self, count: int) -> Any:
-        """Returns the readings of equations that have not run."""
-        return jax.tree.map(lambda x: jnp.full(count, x), self.unread)
-
-
-def flags_of(probe: Probe, array: Any) -> frozenset[Flags]:
-    """Returns the flags of an array that is no result of a measured equation."""
-
-    @functools.cache
-    def flags() -> Any:
-        with on_mesh_of(array):
-            bits = probe.flags_of(array)
-        return on_this_mesh(bits)
-
-    return frozenset((flags,))
-
-
-class Recorder:
-    """The readings of a jaxpr so far, in the order of its measured equations.
-
-    Args:
-        probe: The probe.
-        tick: The number of measured equations that ran before.
-    """
-
-    def __init__(self, probe: Probe, tick: Any) -> None:
-        self._probe = probe
-        self._measured: list[Any] = []
-        self._held: list[Any] = []
-        # A jaxpr may hold no measured equation, and its readings are arrays all the same.
-        self._readings = [probe.nothing(0)]
-        self.tick: Any = tick
-
-    @property
-    def readings(self) -> Any:
-        """The readings of the equations that have run."""
-        return concatenated(self._readings)
-
-    def add(self, run: EquationRun, read: Iterable[Flags]) -> frozenset[Flags]:
-        """Measures an equation, and returns the flags of its results, given those of operands."""
-        measured = self._probe.measure(run)
-        if not _is_traced(measured):
-            measured = jax.device_get(measured)
-        self._measured.append(measured)
-        if not self._probe.has_flags:
-            return frozenset()
-        held = (on_this_mesh(flags()) for flags in read)
-        self._held.append(functools.reduce(operator.or_, held, np.uint8(0)))
-        made = functools.cache(lambda: self._probe.flags_made(on_this_mesh(measured)))
-        return frozenset((made,))
-
-    def take(self, readings: Any, tick: Any) -> None:
-        """Appends the readings of the bodies of an equation, with the tick after them."""
-        self._readings.append(readings)
-        self.tick = tick
-
-    def settle(self) -> None:
-        """Turns measurements into readings: before a loop or a branch, and at the end."""
-        measured, held = self._measured, self._held
-        self._measured, self._held = [], []
-        # The tick may come from another mesh: it is moved to the mesh of this trace.
-        self.tick = on_this_mesh(self.tick)
-        count = len(measured)
-        if not count:
-            return
-        # Ticks put the runs of all equations in one order, also over the iterations of a loop: a
-        # fault of an earlier iteration comes before one of an earlier equation.
-        ticks = self.tick + jnp.arange(count, dtype=jnp.uint32)
-        settle = jax.jit(self._probe.settle)
-        flags = _stacked(held) if held else None
-        self.take(settle(_stacked(measured), flags, ticks), self.tick + jnp.uint32(count))
-
-
-def _stacked(measured: Sequence[Any]) -> Any:
-    """Returns measurements as arrays with an element per equation."""
-    # For known numbers XLA would compile a program with an argument for each.
-    numpy = jnp if _is_traced(measured) else np
-    return jax.tree.map(lambda *xs: numpy.stack(xs), *on_this_mesh(measured))
-
-
-def _is_traced(tree: Any) -> bool:
-    return any(isinstance(x, Tracer) for x in jax.tree.leaves(tree))
-
-
-def concatenated(parts: Sequence[Any]) -> Any:
-    """Returns the readings of several groups of equations as one."""
-    return jax.tree.map(lambda *xs: jnp.concatenate(xs), *on_this_mesh(parts))
+from .programs import Arrays, Flags, Program, Programs, Values, each, flags_of
+from .recorder import EquationRun, Probe, Recorder, concatenated
 
 
 class Evaluated(NamedTuple):
@@ -188,7 +48,28 @@ class Evaluated(NamedTuple):
     tick: Any
 
 
-class Evaluator(SideBySide[Recorder]):
+class EqnContext(NamedTuple):
+    """One equation in its context.
+
+    Args:
+        i: The position of the equation in its jaxpr.
+        eqn: The equation.
+        programs: The programs of the jaxpr.
+        recorder: The readings of the jaxpr.
+    """
+
+    i: int
+    eqn: JaxprEqn
+    programs: Programs
+    recorder: Recorder
+
+    def inner(self) -> list[Programs]:
+        """Returns the programs of each jaxpr inside the equation."""
+        inner = (program.inner(self.i, self.eqn) for program in self.programs)
+        return list(zip(*inner, strict=True))
+
+
+class Evaluator:
     """Runs jaxprs in all programs, and takes the readings of a probe."""
 
     def __init__(self, probe: Probe) -> None:
@@ -211,52 +92,82 @@ class Evaluator(SideBySide[Recorder]):
     ) -> Evaluated:
         """Runs a program, or the body of a loop, branch or device map, from a tick on."""
         recorder = Recorder(self._probe, tick)
-        outputs = self.run(jaxpr, programs, self.given(args), recorder)
+        outputs = self._run(jaxpr, programs, self._given(args), recorder)
         recorder.settle()
         return Evaluated([value.arrays for value in outputs], recorder.readings, recorder.tick)
 
-    def given(self, arrays: Iterable[Arrays]) -> list[Values]:
+    def _run(
+        self, jaxpr: AnyJaxpr, programs: Programs, args: list[Values], recorder: Recorder
+    ) -> list[Values]:
+        """Runs a jaxpr, open or closed, and returns its outputs in the dtypes of its call."""
+
+        def known(arrays: Iterable[Any]) -> list[Values]:
+            return self._given((x,) * len(programs) for x in arrays)
+
+        def literal(atom: Any) -> Values:
+            value = literal_value(atom)
+            is_number = isinstance(value, bool | int | float | complex)
+            return known([np.asarray(value, atom.aval.dtype)[()] if is_number else value])[0]
+
+        def step(i: int, eqn: JaxprEqn, operands: list[Values]) -> list[Values]:
+            ctx = EqnContext(i, eqn, programs, recorder)
+            if not bodies(eqn):
+                return self._emit(ctx, operands)
+            # The plan casts at the boundary of a call, to the planned dtypes of each program.
+            operands = each(programs, lambda program, xs: program.enter(i, xs), operands)
+            results = self._inside(ctx, operands)
+            return each(programs, lambda program, xs: program.leave(i, xs), results)
+
+        outputs = evaluate(jaxpr, known(consts_of(jaxpr)), args, literal, step)
+        return each(programs, Program.outputs, outputs)
+
+    def _given(self, arrays: Iterable[Arrays]) -> list[Values]:
         """Returns values that no measured equation of this jaxpr has computed."""
         # The values of the first program decide the flags: the others follow its control flow.
-        return [Values(x, flags_of(self._probe, x[0])) for x in arrays]
+        return [Values(x, frozenset((self._flags(x[0]),))) for x in arrays]
 
-    def enters(self, eqn: JaxprEqn) -> bool:
-        """True for an equation that is measured by its bodies."""
-        return bool(bodies(eqn))
+    def _flags(self, array: Any) -> Flags:
+        """Returns the flags of an array that is no result of a measured equation."""
 
-    def inside(self, ctx: EqnContext[Recorder], operands: list[Values]) -> list[Values]:
+        @functools.cache
+        def flags() -> Any:
+            with on_mesh_of(array):
+                bits = self._probe.flags_of(array)
+            return on_this_mesh(bits)
+
+        return flags
+
+    def _inside(self, ctx: EqnContext, operands: list[Values]) -> list[Values]:
         """Runs the bodies of an equation; the body of a call is inlined."""
-        rule = self._rules.get(ctx.eqn.primitive.name)
-        if rule is None:
-            return super().inside(ctx, operands)
-        ctx.state.settle()
-        outputs, *measured = rule(ctx, [value.arrays for value in operands], ctx.state.tick)
-        ctx.state.take(*measured)
-        return self.given(outputs)
+        eqn, recorder = ctx.eqn, ctx.recorder
+        if (rule := self._rules.get(eqn.primitive.name)) is not None:
+            recorder.settle()
+            outputs, *measured = rule(ctx, [value.arrays for value in operands], recorder.tick)
+            recorder.take(*measured)
+            return self._given(outputs)
+        (body,), (programs,) = bodies(eqn), ctx.inner()
+        results = self._run(body.jaxpr, programs, [operands[k] for k in body.operands], recorder)
+        return [results[body.results.index(k)] for k in range(len(eqn.outvars))]
 
-    def emit(self, ctx: EqnContext[Recorder], operands: list[Values]) -> list[Values]:
+    def _emit(self, ctx: EqnContext, operands: list[Values]) -> list[Values]:
         """Runs one equation, and measures it."""
         i, eqn, programs, recorder = ctx
 
         def run(k: int, arrays: Sequence[Any]) -> list[Any]:
-            return [value.array for value in programs[k].emit(i, eqn, arrays)]
+            return programs[k].emit(i, eqn, arrays)
 
         arrays = [[value.arrays[k] for value in operands] for k in range(len(programs))]
         results = list(map(run, range(len(arrays)), arrays))
-        refs = refs_of(operands)
+        flags = flags_of(operands)
         if is_measured(eqn):
             if self._probe.has_flags and (axes := collective_axes(eqn)):
-                refs = refs_of(self.given((_on_all_devices(x, axes),) for x in arrays[0]))
-            # Several programs need several reductions over a result. One program needs one, and
-            # compiling a branch per result cost more than it saved.
-            if len(programs) > 1:
-                results = [[materialized(x) for x in each] for each in results]
-            refs = recorder.add(EquationRun(eqn, arrays, results, run), refs)
-        return [Values(each, refs) for each in zip(*results, strict=True)]
+                flags = flags_of(self._given((_on_all_devices(x, axes),) for x in arrays[0]))
+            flags = recorder.add(EquationRun(eqn, arrays, results, run), flags)
+        return [Values(xs, flags) for xs in zip(*results, strict=True)]
 
     # --- bodies that cannot be inlined --------------------------------------------------------
 
-    def _cond(self, ctx: EqnContext[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
+    def _cond(self, ctx: EqnContext, operands: list[Arrays], tick: Any) -> Evaluated:
         branches, inner = bodies(ctx.eqn), ctx.inner()
         nothing = [self._nothing(branch) for branch in branches]
 
@@ -274,7 +185,7 @@ class Evaluator(SideBySide[Recorder]):
         rest = [operands[i] for i in branches[0].operands]
         return lax.switch(operands[0][0], [branch(k) for k in range(len(branches))], rest, tick)
 
-    def _scan(self, ctx: EqnContext[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
+    def _scan(self, ctx: EqnContext, operands: list[Arrays], tick: Any) -> Evaluated:
         (body,), (programs,) = bodies(ctx.eqn), ctx.inner()
         first, last = body.fixed, body.fixed + len(body.carries)
         fixed, carry, scanned = operands[:first], operands[first:last], operands[last:]
@@ -291,7 +202,7 @@ class Evaluator(SideBySide[Recorder]):
         end, stacked = lax.scan(step, start, scanned, **structure.scan_direction(ctx.eqn))
         return end._replace(outputs=[*end.outputs, *stacked])
 
-    def _while(self, ctx: EqnContext[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
+    def _while(self, ctx: EqnContext, operands: list[Arrays], tick: Any) -> Evaluated:
         (cond, body), (of_cond, of_body) = bodies(ctx.eqn), ctx.inner()
         for_cond = [operands[i] for i in cond.operands[: cond.fixed]]
         for_body = [operands[i] for i in body.operands[: body.fixed]]
@@ -320,7 +231,7 @@ class Evaluator(SideBySide[Recorder]):
         _, in_cond, last = lax.while_loop(lambda state: jnp.any(state[0]), step, state)
         return last._replace(readings=concatenated([in_cond, last.readings]))
 
-    def _shard_map(self, ctx: EqnContext[Recorder], operands: list[Arrays], tick: Any) -> Evaluated:
+    def _shard_map(self, ctx: EqnContext, operands: list[Arrays], tick: Any) -> Evaluated:
         (held,), (programs,) = bodies(ctx.eqn), ctx.inner()
         options = structure.shard_map_options(ctx.eqn)
         mesh, manual = options["mesh"], options["axis_names"]

@@ -14,8 +14,8 @@ from jax import lax
 
 from ...interpreters.compat import Tracer, is_ref
 from .devices import readable
-from .evaluator import EquationRun, Probe
 from .measured import as_real, is_measurable
+from .recorder import EquationRun, Probe
 
 # Rounding to float16: 65520 and above become infinite, 2**-25 and below become 0. The largest
 # float16 is 65504 with 65520 half a step above it; the smallest is 2**-24. Ties go to even.

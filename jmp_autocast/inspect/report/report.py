@@ -1,4 +1,4 @@
-"""`Report`: the rows of a program, their totals, and how they differ under another policy."""
+"""`Report`: the rows of a program, and their totals."""
 
 from __future__ import annotations
 
@@ -9,43 +9,12 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from ...policies.errors import wrong_type
-from ..export import WIDTH, Exported, cut, labeled, saved, scaled, table
+from ..export import Exported, cut, labeled, saved, scaled, table
 from ..page.page import Table, page_text
 from .at_risk import AtRisk
 from .kept import KeptRow
 from .rows import Row, note_on_sizes, reason_of, short_dtypes
 from .totals import Share, Totals, by_dtype, guarded
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-    """One equation that two policies treat differently.
-
-    Args:
-        before: The row under the first policy.
-        after: The row under the second.
-
-    Example:
-        >>> import jax.numpy as jnp
-        >>> from jmp_autocast import BF16, Policy, explain
-        >>> f, x = lambda x: jnp.tanh(x @ x) @ x, jnp.ones((8, 8))
-        >>> careful = explain(f, x, policy=Policy("bfloat16", level="tensor_cores"))
-        >>> (change,) = explain(f, x, policy=BF16).diff(careful)
-        >>> change.before.reason, change.after.results
-        ('PROMOTE_LOW', ('float32',))
-    """
-
-    before: Row
-    after: Row
-
-    def __str__(self) -> str:
-        """Returns the change in two lines."""
-        row = self.before
-        where = f"{row.primitive} in {row.scope or 'no scope'} ({row.source})"
-        was, now = (f"{short_dtypes(each)} {reason_of(each)}" for each in (row, self.after))
-        return f"{cut(where)}\n    {cut(f'{was}  =>  {now}', WIDTH - 4)}"
-
 
 _UNKNOWN = "operands keep their declared dtypes; register_rule gives one"
 
@@ -236,39 +205,6 @@ class Report(Exported):
         """
         return by_dtype(self.rows)
 
-    def diff(self, other: Report) -> list[Change]:
-        """Returns the equations whose dtypes another policy changes.
-
-        Args:
-            other: The report of the same function and arguments under another policy.
-
-        Raises:
-            TypeError: ``other`` is no report.
-            ValueError: The reports are of different programs.
-
-        Example:
-            >>> import jax, jax.numpy as jnp
-            >>> from jmp_autocast import BF16, CastPolicy, explain
-            >>> f, x = lambda x: jnp.tanh(x @ x) @ x, jnp.ones((8, 8))
-            >>> pinned = BF16.with_rules({"tanh": CastPolicy.FP32})
-            >>> changes = explain(f, x, policy=BF16).diff(explain(f, x, policy=pinned))
-            >>> [(c.before.primitive, c.before.operands, c.after.operands) for c in changes]
-            [('tanh', ('bfloat16',), ('float32',))]
-        """
-        if not isinstance(other, Report):
-            fix = "Make one with explain(fn, *args, policy=other_policy)."
-            raise wrong_type("Report.diff takes a Report", other, fix)
-        if _program(self.rows) != _program(other.rows):
-            raise ValueError(
-                "Report.diff compares policies on one program, but "
-                f"{self.name} and {other.name} are different programs. "
-                "Explain the same function on arguments of the same shapes."
-            )
-        pairs = zip(self.rows, other.rows, strict=True)
-        return [
-            Change(a, b) for a, b in pairs if (a.operands, a.results) != (b.operands, b.results)
-        ]
-
 
 def _kept_cells(row: KeptRow) -> list[Any]:
     return [scaled(row.nbytes), row.arrays, row.dtype, row.primitive or "a loop", row.scope]
@@ -282,8 +218,3 @@ def _fields(title: str, kind: type[Any], rows: Sequence[Any]) -> Table:
     """Returns a table of a page with a column per field of a dataclass."""
     names = [field.name for field in dataclasses.fields(kind)]
     return title, names, [[getattr(row, name) for name in names] for row in rows]
-
-
-def _program(rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-    # These are facts of the program: policies change no declared dtype.
-    return [(r.primitive, r.depth, r.operand_shapes, r.declared_operands) for r in rows]

@@ -1,0 +1,104 @@
+"""The programs that run side by side: a jaxpr as it was traced, and as `autocast` rewrites it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from ...interpreters import Plan, Rewriter
+from ...interpreters.compat import JaxprEqn, bound
+from ...interpreters.plan.data import ValueState
+from ...interpreters.primitives.structure import bodies
+from ...interpreters.rewrite.values import Scalar, Value
+
+
+class Program:
+    """One way to run the equations of a jaxpr.
+
+    Args:
+        plan: The plan of the jaxpr; None to run it as it was traced, as inside an opaque call.
+        rewriter: Emits the planned equations.
+    """
+
+    def __init__(self, plan: Plan | None = None, rewriter: Rewriter | None = None) -> None:
+        self._plan = plan
+        self._rewriter = rewriter
+
+    def emit(self, i: int, eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+        """Runs equation ``i`` on arrays and literals."""
+        if self._plan is None or self._rewriter is None:
+            return bound(eqn, operands)
+        equation = self._plan.equations[i]
+        values = list(map(_value, operands, equation.given))
+        return [value.array for value in self._rewriter.emit_equation(eqn, equation, values)]
+
+    def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:
+        """Returns the operands of equation ``i`` in the dtypes of its bodies."""
+        return _read(operands, self._plan and self._plan.equations[i].operands)
+
+    def leave(self, i: int, results: Sequence[Any]) -> list[Any]:
+        """Returns the results of the bodies of equation ``i`` in the dtypes of its plan."""
+        return _read(results, self._plan and self._plan.equations[i].casts)
+
+    def outputs(self, values: Sequence[Any]) -> list[Any]:
+        """Returns the outputs of the jaxpr in the dtypes of its call."""
+        return _read(values, self._plan and self._plan.output_dtypes)
+
+    def inner(self, i: int, eqn: JaxprEqn) -> list[Program]:
+        """Returns a program for each jaxpr inside equation ``i``."""
+        plans = self._plan.equations[i].inner if self._plan else ()
+        # Equations that autocast does not touch have no plans inside, and run as traced.
+        return [Program(plan, self._rewriter) for plan in plans or [None] * len(bodies(eqn))]
+
+
+def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
+    dtypes = dtypes or [None] * len(values)
+    return [_value(x).read(dtype) for x, dtype in zip(values, dtypes, strict=True)]
+
+
+def _value(x: Any, state: ValueState | None = None) -> Value | Scalar:
+    """Returns an operand of the rewriter, with the facts about an array."""
+    # The rewriter casts a Python number at trace time, unlike an array.
+    if isinstance(x, bool | int | float | complex | np.generic):
+        return Scalar(x)
+    facts = {"known": state.known_value, "const_range": state.const_range} if state else {}
+    return Value(x, **facts)
+
+
+Programs: TypeAlias = Sequence[Program]
+Arrays: TypeAlias = tuple[Any, ...]
+"""One value of the jaxpr in each of the programs."""
+
+Flags: TypeAlias = Callable[[], Any]
+"""Returns the flags of a value, the bits of an integer, once an equation needs them."""
+
+
+class Values(NamedTuple):
+    """One value of the jaxpr.
+
+    Args:
+        arrays: The value in each program.
+        flags: The flags of the values that it consists of.
+    """
+
+    arrays: Arrays
+    flags: frozenset[Flags]
+
+
+def flags_of(values: Iterable[Values]) -> frozenset[Flags]:
+    """Returns the flags of a value that is computed from these, or moved."""
+    return frozenset().union(*(value.flags for value in values))
+
+
+def each(
+    programs: Programs, function: Callable[[Program, list[Any]], list[Any]], values: list[Values]
+) -> list[Values]:
+    """Applies a function of a program and its arrays to values of all programs."""
+    columns = [
+        function(program, [value.arrays[k] for value in values])
+        for k, program in enumerate(programs)
+    ]
+    rows = zip(*columns, strict=True)
+    return [Values(x, value.flags) for x, value in zip(rows, values, strict=True)]
