@@ -63,6 +63,10 @@ CARRIES = {
         [FULL],
     ),
     "sum_in_two_steps": (scan_of(lambda w, x, a, b: (b, a + x @ w), (ZEROS, ZEROS)), [FULL] * 2),
+    "product_in_two_steps": (
+        scan_of(lambda w, x, a, b, c: (b, a * (x @ w), jnp.tanh((a + c) @ w)), (ZEROS,) * 3),
+        [FULL, FULL, LOW],
+    ),
     "residual_stream": (scan_of(lambda w, x, c: c + jnp.tanh(c @ w)), [FULL]),
     "data": (scan_of(lambda w, x, c: jnp.tanh(c @ w), lambda w, x: x), [FULL]),
     "computed": (scan_of(lambda w, x, c: jnp.tanh(c @ w), lambda w, x: x @ w), [LOW]),

@@ -126,6 +126,19 @@ def test_what_a_product_reads_stays_in_16_bits():
     assert {e.outvars[0].aval.dtype.name for e in moved} == {"bfloat16"}
 
 
+@pytest.mark.parametrize(
+    ("fn", "dtype"),
+    [
+        (lambda z: (z, z.T), "bfloat16"),  # a returned value is no reader that shares a cast
+        (lambda z: ((t := jnp.exp(z).T) @ W, jax.lax.complex(t, t)), "float32"),
+    ],
+    ids=["returned", "kept"],
+)
+def test_who_reads_a_transpose_in_float32(fn, dtype):
+    (move,) = find(jax.make_jaxpr(autocast(lambda w: fn(X @ w), policy=BF16))(W), "transpose")
+    assert move.outvars[0].aval.dtype == dtype
+
+
 def test_the_reader_is_named():
     rows = explain(lambda w: jnp.sum(LOSSES["maximum"](X @ w)), W, policy=BF16).rows
     found = next(row for row in rows if row.primitive == "max")

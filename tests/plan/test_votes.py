@@ -96,6 +96,7 @@ FACTORS = {
     "repeated row": (lambda h, x: h * jnp.broadcast_to(x, (8, 8)), ROW, DATA, FULL),
     "moved data": (lambda h, x: h * x.T, X, DATA, FULL),
     "row of a parameter": (jnp.multiply, ROW, PARAM, LOW),
+    "rows of an embedding": (lambda h, x: h * x[np.array([3, 1, 0, 0] * 2)], X, PARAM, FULL),
 }
 
 

@@ -14,12 +14,13 @@ from jmp_autocast import (
     CastPolicy,
     Decision,
     Policy,
+    autocast,
     explain,
     full_precision,
     register_rule,
 )
 from jmp_autocast.policies import match_depth
-from tests.support.jaxprs import dot_dtypes, dtypes
+from tests.support.jaxprs import dot_dtypes, dtypes, trace
 from tests.support.plans import DENORMAL, LOWEST
 from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
 
@@ -81,6 +82,7 @@ SIZE = 48
         (jax.scipy.linalg.lu_factor, (SIZE, SIZE), "lu", 2 * SIZE**3 / 3),
         (jnp.linalg.qr, (64, SIZE), "qr", 2 * 64 * SIZE**2 - 2 * SIZE**3 / 3),
         (jnp.linalg.eigh, (SIZE, SIZE), "eigh", 9 * SIZE**3),
+        (lambda a: lax.linalg.triangular_solve(a, a), (SIZE, SIZE), "triangular_solve", SIZE**3),
     ],
 )
 def test_a_factorization_counts_what_its_algorithm_takes(fn, shape, primitive, flops):
@@ -256,6 +258,12 @@ def test_the_latest_registration_wins(rules, expected):
         (expected,),
         (expected,),
     )
+
+
+def test_a_rule_of_the_users_own_promotes_where_no_product_follows():
+    for policy, expected in ((BF16, FULL), (BF16.with_rules({"tanh": PROMOTE}), LOW)):
+        jaxpr = trace(autocast(after_dot(jnp.tanh), policy=policy), X)
+        assert io(jaxpr, "tanh") == ((expected,), (expected,))
 
 
 def in_full_scope(fn):

@@ -158,7 +158,7 @@ def test_a_precision_entered_later_holds():
 def test_what_is_kept_holds_no_array_of_the_call():
     def called_once():
         array = jnp.ones((5, 8))  # a shape that no other test has, whose answer is kept
-        fn = autocast(lambda w, x: jax.nn.silu(x @ w + array).sum(), policy=BF16)
+        fn = autocast(lambda w, x: (jax.nn.silu(x @ w + array) @ w).sum(), policy=BF16)
         jax.grad(fn)(W, jnp.ones((5, 8)))
         return weakref.ref(array)
 

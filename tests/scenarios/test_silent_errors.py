@@ -32,9 +32,10 @@ AROUND = [
 
 
 def window_mean(w, x):
-    h = lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    sums = lax.reduce_window(h, 0.0, lax.add, (1, 64, 64, 1), (1, 1, 1, 1), "VALID")
-    return sums / 64**2
+    of = ("NHWC", "HWIO", "NHWC")
+    layer = lambda x: lax.conv_general_dilated(x, w, (1, 1), "SAME", dimension_numbers=of)
+    sums = lax.reduce_window(layer(x), 0.0, lax.add, (1, 64, 64, 1), (1, 1, 1, 1), "VALID")
+    return layer(sums / 64**2)
 
 
 def fast_weights(w, x, y):

@@ -61,18 +61,15 @@ def follow(
     return evaluate(jaxpr, consts, inputs, lambda _: constant, step, lambda _: nullcontext())
 
 
-def entering(body: Body, given: Sequence[V], made: V, casts: Sequence[Any] = ()) -> list[V]:
+def entering(body: Body, given: Sequence[V], made: V) -> list[V]:
     """Returns the origin of each input of a body.
 
     Args:
         body: One of the bodies of an equation.
         given: The origin of each operand of the equation.
-        made: The origin for the equation itself, the producer of its carries and casts.
-        casts: The dtype that each operand is cast to, or None.
+        made: The origin for the equation itself, the producer of its carries.
     """
-    cast = {k for k, dtype in enumerate(casts) if dtype is not None}
-    inputs = enumerate(body.operands)
-    return [made if i in body.carried or k in cast else given[k] for i, k in inputs]
+    return [made if i in body.carried else given[k] for i, k in enumerate(body.operands)]
 
 
 def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> list[V]:

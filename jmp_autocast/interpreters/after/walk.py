@@ -97,7 +97,7 @@ def _walk(
         for inner, body in zip(equation.inner, held, strict=True):
             # A body that is planned once and called 96 times is visited 96 times: rows are per
             # call.
-            given_inside = entering(body, given, index, equation.operands)
+            given_inside = entering(body, given, index)
             more = times * body.repeats
             outputs = _walk(inner, given_inside, visits, path, depth + 1, more)
             pairs = zip(outputs, inner.output_dtypes, strict=True)
