@@ -329,3 +329,12 @@ def test_a_number_closed_over_is_a_constant_of_one_element(name, number, dtype, 
 def test_a_number_has_the_range_of_an_array_that_holds_it(number):
     found, expected = (constant_range(np.full(s, number, np.float32)) for s in ((), (1,)))
     assert found == expected
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16])
+def test_a_nan_of_the_program_raises_no_warning(dtype):
+    def fn(x, y):  # each search compares with a NaN of the dtype
+        return jnp.searchsorted(jnp.sort(x), y) + jnp.exp(jnp.minimum(x, dtype(np.nan)))
+
+    x = np.arange(4).astype(dtype)
+    np.testing.assert_array_equal(autocast(fn, policy=BF16)(x, x), fn(x, x))
