@@ -127,33 +127,18 @@ class KeepLess(Wrapper):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function."""
-        if self.choice.is_off:
+        choice = self._options.choice
+        if choice.is_off:
             return self._fn(*args, **kwargs)
-        call, closed = self.traced(args, kwargs)
-        outputs = run_planned(closed, call.is_param, self.choice, call.arrays)
+        call = arguments.flatten(self._fn, self._options.params, args, kwargs)
+        # JAX's cache is not used: the function may close over arrays that have changed since.
+        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
+        call.look_at(closed)
+        outputs = run_planned(closed, call.is_param, choice, call.arrays)
         avals = [v.aval for v in body_of(closed).outvars]
         return call.unflatten(
             [as_traced(x, a, "same") for x, a in zip(outputs, avals, strict=True)]
         )
 
-    @property
-    def choice(self) -> ResidualChoice:
-        """How much is kept, and where."""
-        return self._options.choice
-
-    def traced(self, args: Any, kwargs: Any, abstract: bool = False) -> tuple[Any, Any]:
-        """Traces a call; returns it, flattened, and its jaxpr.
-
-        Args:
-            args: Positional arguments, any pytrees.
-            kwargs: Keyword arguments, any pytrees.
-            abstract: Whether a ``jax.ShapeDtypeStruct`` counts as an array.
-        """
-        call = arguments.flatten(self._fn, self._options.params, args, kwargs, abstract)
-        # JAX's cache is not used: the function may close over arrays that have changed since.
-        closed = fresh_make_jaxpr(call.traceable, *call.arrays)
-        call.look_at(closed)
-        return call, closed
-
     def __repr__(self) -> str:
-        return f"keep_less({name_of(self._fn)}, residuals={self.choice.residuals!r})"
+        return f"keep_less({name_of(self._fn)}, residuals={self._options.choice.residuals!r})"

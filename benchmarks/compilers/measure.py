@@ -75,7 +75,11 @@ def read(text: str) -> Row:
         traffic=found.nbytes,
         flops=sum(flops for _, flops in multiplied.values()),
         kernels=found.launches,
-        converts=sum(each.opcode == "convert" for each in module.instructions),
+        converts=sum(
+            each.opcode == "convert"
+            for body in module.computations.values()
+            for each in body.values()
+        ),
         convert_kernels=sum(
             k.run.times for k in found.kernels if kernel_of(k.run, module).kind == "cast"
         ),

@@ -31,8 +31,8 @@ from ..policies.errors import did_you_mean, shown, wrong_type
 from ..policies.rules import unmatched_patterns
 from ..scopes import read_mark
 from .forms import check_linen
+from .outputs import check_returned
 from .params import is_module, root_of, with_weights
-from .returned import check_returned
 
 mark_frames(__file__)
 

@@ -1,7 +1,8 @@
-"""``output_dtype``: its allowed values, and the dtype of each output."""
+"""The outputs of a call: ``output_dtype``, and results that are no arrays."""
 
 from __future__ import annotations
 
+import types
 from typing import Any, Literal, TypeAlias
 
 import jax
@@ -10,7 +11,7 @@ import numpy as np
 from jax.typing import DTypeLike
 
 from ..interpreters import Request
-from ..interpreters.compat import is_array_aval, set_weak_type
+from ..interpreters.compat import Tracer, is_array_aval, set_weak_type
 from ..interpreters.plan.float_dtypes import float_dtype
 from ..policies import FLOAT_DTYPES, Policy, listed
 from ..policies.dtypes import find_dtype
@@ -73,3 +74,36 @@ def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
     if not isinstance(output_dtype, str) or not is_array_aval(aval) or found.dtype != aval.dtype:
         return x
     return x if found.weak_type == aval.weak_type else set_weak_type(x, aval)
+
+
+_DEPTH = 4
+"""The depth of nested objects to which tracers are found: a list in an attribute is at 2."""
+
+
+def check_returned(leaf: Any, name: str) -> None:
+    """Raises TypeError if a leaf of a result is an object that holds a tracer.
+
+    `jax.jit` refuses every object. Here strings, numbers and functions are returned unchanged, but
+    a tracer in an object would never be replaced by its value.
+
+    Args:
+        leaf: A leaf of the function's result.
+        name: The function's name.
+    """
+    if _holds_tracer(leaf, _DEPTH, set()):
+        raise TypeError(
+            f"autocast({name}) traced a function that returns a {type(leaf).__qualname__}, which "
+            "holds arrays and is not a valid JAX type. Return arrays in a pytree: a dict, a tuple, "
+            "a NamedTuple or a class registered with jax.tree_util.register_dataclass. Build "
+            "modules outside autocast."
+        )
+
+
+def _holds_tracer(value: Any, depth: int, seen: set[int]) -> bool:
+    if isinstance(value, Tracer):
+        return True
+    if depth == 0 or id(value) in seen or isinstance(value, type | types.ModuleType):
+        return False
+    seen.add(id(value))
+    leaves = jax.tree.leaves(getattr(value, "__dict__", None))
+    return any(_holds_tracer(leaf, depth - 1, seen) for leaf in leaves)

@@ -4,7 +4,7 @@ from .compiled.explain_compiled import explain_compiled
 from .compiled.report import CompiledKernel, CompiledProduct, CompiledReport
 from .measure.check_numerics import check_numerics
 from .measure.compare import compare
-from .measure.comparison import Comparison, ComparisonRow, GradientError, ScopeError
+from .measure.comparison import Comparison, ComparisonRow, GradientError
 from .measure.error_probe import ArrayError
 from .measure.named_values import NamedError, ProgramComparison
 from .measure.numerics_report import NumericsReport, NumericsRow
@@ -34,7 +34,6 @@ __all__ = [
     "ProgramComparison",
     "Report",
     "Row",
-    "ScopeError",
     "Share",
     "Totals",
     "TuneReport",

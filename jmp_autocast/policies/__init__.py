@@ -4,8 +4,7 @@ from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
 from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES, listed
 from .equation_view import EquationView
 from .float8 import E4M3, Float8, as_recipe, may_use_float8
-from .parse import PolicyLike, as_policy, parse_policy
-from .patterns import match_depth
+from .parse import PolicyLike, as_policy
 from .policy import BF16, FP8, FP16, Policy
 from .registry import register_rule
 from .tables import (
@@ -51,8 +50,6 @@ __all__ = [
     "as_policy",
     "as_recipe",
     "listed",
-    "match_depth",
     "may_use_float8",
-    "parse_policy",
     "register_rule",
 ]

@@ -137,7 +137,7 @@ def _check_versions(version: Any, rules_version: Any) -> None:
     if version != VERSION:
         raise ValueError(
             f"version must be {VERSION}, got {shown(version)}: a newer one needs a newer "
-            "jmp_autocast, and in an older one scopes, precisions and rules were no one list. "
+            "jmp_autocast, and in an older one scopes and precisions were apart from the rules. "
             f"Write: version = {VERSION}, and rules = {_EXAMPLE}"
         )
     if rules_version != RULES_VERSION:

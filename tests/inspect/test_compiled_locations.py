@@ -4,7 +4,7 @@ import pytest
 
 from jmp_autocast.inspect.compiled.hlo import parse
 from jmp_autocast.inspect.compiled.locations import Location, location_of
-from tests.support.hlo_texts import TEXTS, module_of
+from tests.support.hlo_texts import TEXTS, instructions_of, module_of
 
 FRAMES = """
 
@@ -43,7 +43,7 @@ def test_a_location(metadata):
 
 def test_the_metadata_of_a_kernel_is_not_that_of_the_instruction():
     module = parse((TEXTS / "tpu_splash_attention.txt").read_text("utf-8"))
-    kernel = next(i for i in module.instructions if i.target == "tpu_custom_call")
+    kernel = next(i for i in instructions_of(module) if i.target == "tpu_custom_call")
     location = location_of(kernel, module)
     assert location.operation == "pallas_call"
     assert location.source.endswith("splash_attention_kernel.py:2427")

@@ -3,7 +3,7 @@
 import pytest
 
 from jmp_autocast.inspect.compiled.hlo import UnreadableError, bits_of, parse
-from tests.support.hlo_texts import TEXTS, module_of
+from tests.support.hlo_texts import TEXTS, instructions_of, module_of
 
 
 def test_a_line_with_everything():
@@ -31,7 +31,7 @@ def test_a_line_with_everything():
 
 def test_metadata_with_line_breaks_belongs_to_its_instruction():
     module = parse((TEXTS / "tpu_splash_attention.txt").read_text("utf-8"))
-    kernels = [i for i in module.instructions if i.target == "tpu_custom_call"]
+    kernels = [i for i in instructions_of(module) if i.target == "tpu_custom_call"]
     assert [len(i.operands) for i in kernels] == [6, 9]
     assert not module.unread
 

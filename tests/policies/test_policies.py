@@ -15,7 +15,7 @@ from jmp_autocast import (
     Policy,
     autocast,
 )
-from jmp_autocast.policies import parse_policy
+from jmp_autocast.policies.parse import parse_policy
 from tests.support.jaxprs import dot_dtypes, dtypes, find
 from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten
 

@@ -19,7 +19,7 @@ from jmp_autocast import (
     full_precision,
     register_rule,
 )
-from jmp_autocast.policies import match_depth
+from jmp_autocast.policies.patterns import match_depth
 from tests.support.jaxprs import dot_dtypes, dtypes, trace
 from tests.support.plans import DENORMAL, LOWEST
 from tests.support.policy_programs import FULL, LOW, X, after_dot, io, rewritten

@@ -24,6 +24,11 @@ def read(text):
     return module, list(runs(module, lambda run: run.instruction.nbytes))
 
 
+def instructions_of(module):
+    """All instructions of a module, each once, including those inside fusions and loops."""
+    return [i for c in module.computations.values() for i in c.values()]
+
+
 def products_of(text, platform=""):
     """The products of a text."""
     module, found = read(text)

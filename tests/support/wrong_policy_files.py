@@ -25,7 +25,7 @@ WRONG = {
     "the version before": (
         "version = 1\ncompute_dtype = 'bfloat16'\n[scopes]",
         ValueError,
-        ["version must be 2, got 1", "scopes, precisions", "rules = [['*', 'tanh'"],
+        ["version must be 2, got 1", "scopes and precisions", "rules = [['*', 'tanh'"],
     ),
     "version as a string": ("version = '2'", ValueError, ["version must be 2, got '2'"]),
     "no compute dtype": ("version = 2", ValueError, ["no compute_dtype", "Add: compute_dtype"]),

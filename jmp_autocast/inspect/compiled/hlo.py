@@ -161,11 +161,6 @@ class Module:
             )
         return self.computations[name]
 
-    @functools.cached_property
-    def instructions(self) -> tuple[Instruction, ...]:
-        """All instructions, each once, including those inside fusions and loops."""
-        return tuple(i for c in self.computations.values() for i in c.values())
-
 
 def parse(text: str) -> Module:
     """Parses the text of a module.
@@ -176,7 +171,7 @@ def parse(text: str) -> Module:
     Example:
         >>> import jax, jax.numpy as jnp
         >>> module = parse(jax.jit(jnp.sin).lower(1.0).compile().as_text())
-        >>> module.name, any(i.opcode == "sine" for i in module.instructions)
+        >>> module.name, module.entry in module.computations
         ('jit_sin', True)
     """
     computations: dict[str, dict[str, Instruction]] = {}

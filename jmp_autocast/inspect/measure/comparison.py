@@ -78,8 +78,8 @@ class Comparison(Exported):
             line += f"; {lost} equations overflow"
         return cut(line)
 
-    def by_scope(self, depth: int | None = None) -> tuple[ScopeError, ...]:
-        """Returns the largest errors of each scope, in program order.
+    def by_scope(self, depth: int | None = None) -> dict[str, ComparisonRow]:
+        """Returns the row with the largest introduced error of each scope, in program order.
 
         Args:
             depth: The number of names of a scope that count: 1 for the parts of the outermost
@@ -92,44 +92,29 @@ class Comparison(Exported):
             ...     with jax.named_scope("layer"), jax.named_scope("norm"):
             ...         return x / jnp.sum(x @ x)
             >>> comparison = compare(f, jnp.eye(8), policy=BF16)
-            >>> [each.scope for each in comparison.by_scope(depth=1)]
+            >>> list(comparison.by_scope(depth=1))
             ['layer']
         """
-        groups: dict[str, list[ComparisonRow]] = {}
-        # A scope has the position of its first equation.
-        for row in sorted(self.rows, key=attrgetter("index")):
-            groups.setdefault("/".join(row.scope.split("/")[:depth]), []).append(row)
-        return tuple(
-            ScopeError(scope, max(row.introduced for row in rows), max(row.error for row in rows))
-            for scope, rows in groups.items()
-        )
+        found: dict[str, ComparisonRow] = {}
+        for row in self.rows:  # the largest first
+            found.setdefault("/".join(row.scope.split("/")[:depth]), row)
+        return dict(sorted(found.items(), key=lambda item: item[1].index))
 
     def __str__(self) -> str:
         """Returns the summary, the scopes and equations with the largest errors, and gradients."""
         lines = [self.summary, "", *_table(self.rows)]
-        scopes = self.by_scope()
+        scopes = self.by_scope().values()
         if len(scopes) > 1:
-            lines += ["", "by scope: the largest errors", "", *_scope_table(scopes)]
+            # A deep model has hundreds of scopes. Program order shows how errors grow.
+            worst = sorted(scopes, key=lambda row: -row.introduced)[:_SHOWN]
+            table_of_scopes = _table(sorted(worst, key=attrgetter("index")))
+            lines += ["", "by scope: the largest introduced error of each", "", *table_of_scopes]
         if self.gradients:
             columns = {"of all": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "gradient": ""}
             cells = lambda item: (item[1].share, item[1].error, item[1].cosine, item[0])  # noqa: E731
             rows = sorted(self.gradients.items(), key=lambda item: -item[1].share)
             lines += ["", *table(columns, rows, cells, _SHOWN)]
         return "\n".join(lines)
-
-
-def _scope_table(scopes: Sequence[ScopeError]) -> list[str]:
-    columns = {"introduced": ">10.2g", "error": ">8.2g", "scope": ""}
-    # The table has only the worst scopes, because a deep model has hundreds.
-    # They are in program order, which shows how errors grow from layer to layer.
-    worst = sorted(scopes, key=lambda each: -each.introduced)
-    shown = {each.scope for each in worst[:_SHOWN]}
-    ordered = [each for each in scopes if each.scope in shown] + worst[_SHOWN:]
-
-    def cells(each: ScopeError) -> list[Any]:
-        return [each.introduced, each.error, each.scope or "(no scope)"]
-
-    return table(columns, ordered, cells, _SHOWN, "more; by_scope() has all")
 
 
 def _table(rows: Sequence[ComparisonRow]) -> list[str]:
@@ -238,28 +223,3 @@ def equation_rows(
         rows.append(ComparisonRow(**dataclasses.asdict(equation), **numbers))
     # Sorted by the introduced error: most of the total error comes from earlier rows.
     return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class ScopeError:
-    """The errors of the values computed in one scope.
-
-    Args:
-        scope: The ``jax.named_scope`` names, joined by ``/``; ``""`` outside of every scope.
-        introduced: The largest introduced error of a value.
-        error: The largest error of a value.
-
-    Example:
-        >>> import jax, jax.numpy as jnp
-        >>> from jmp_autocast import BF16, compare
-        >>> def layer(w, x):
-        ...     with jax.named_scope("dense"):
-        ...         return x @ w
-        >>> comparison = compare(layer, jnp.eye(8), jnp.ones((2, 8)), policy=BF16)
-        >>> [(each.scope, each.error < 0.01) for each in comparison.by_scope()]
-        [('dense', True)]
-    """
-
-    scope: str
-    introduced: float
-    error: float

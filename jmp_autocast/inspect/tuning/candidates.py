@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ...autocast import Autocast, kind_of
@@ -14,7 +14,7 @@ from ...call.wrapping import wrapper_of
 from ...interpreters import Plan, Planner, Request
 from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr
-from ...policies import CONTRACTIONS, DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy
+from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy
 from ...scopes import read_mark
 from ..report.rows import Row, rows_of
 from .batches import Batch, arrays_of
@@ -65,14 +65,6 @@ def rows_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[Row
 
 def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
     return wrapper_of(fn, autocast_options(policy), kind_of(fn, batch.args, {}))
-
-
-def low_share(rows: Sequence[Row]) -> float:
-    """Returns the share of matmul and convolution FLOPs on lowered operands; 1 if none."""
-    products = [row for row in rows if row.primitive in CONTRACTIONS]
-    low = sum(row.flops for row in products if not {"float32", "float64"} & {*row.operands})
-    total = sum(row.flops for row in products)
-    return low / total if total else 1.0
 
 
 def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
