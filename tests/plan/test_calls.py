@@ -96,6 +96,13 @@ def narrowed_positions(call, p, x):
     return part(jnp.linspace(0.0, 9.0, 4), x[:, :4].astype(jnp.float16))[0]
 
 
+def rounded_positions(call, p, x):
+    """The part knows that its operand, which is cast again, holds positions."""
+    part = call(lambda t, a: (t.astype(jnp.float16) @ a.astype(jnp.float16),))
+    t = jnp.arange(64).reshape(8, 8).astype(jnp.float16).astype(jnp.float32)
+    return part(t, x)[0] @ p["v"]
+
+
 def determinant(call, p, x):
     a = x @ p["w"]
     (part,) = call(lambda a: (a[..., 0] * a[..., 1] + a[..., 2] * a[..., 3],))(a)
@@ -209,11 +216,11 @@ def declared(call, p, x):
     return call(dot)(jnp.arange(8.0) + 0.5, p["s"])
 
 
-def few_rows(call, p, x):
+def weight_stream(call, p, x):
     """A stream over layers whose weight a function with a rule of its own gets in 16 bits."""
     layer = lambda w: lambda h, _: (h + h @ w, None)
     stream = lambda w: (jax.lax.scan(layer(w), w, None, length=2)[0],)
-    return call(stream)(p["w"][:4, :4])
+    return call(stream)(p["w"])[0] @ p["v"]
 
 
 def of_few(call, p, x):
@@ -240,6 +247,12 @@ def moved_through(call, p, x):
 def largest_of_a_returned_part(call, p, x):
     few, s = call(lambda h: (h[:, :2], h.T))(x @ p["w"])
     return jnp.exp(s - jnp.max(few, -1)) @ p["v"]
+
+
+def negated_beside_product(call, p, x):
+    """A threshold outside of a part does not mind in which dtype the part negates a value."""
+    t, y = call(lambda h: ((t := -jnp.exp(h)), t @ p["v"]))(x @ p["w"])
+    return t > -0.5, y
 
 
 def two_readers(call, p, x):
