@@ -96,13 +96,6 @@ def narrowed_positions(call, p, x):
     return part(jnp.linspace(0.0, 9.0, 4), x[:, :4].astype(jnp.float16))[0]
 
 
-def rounded_positions(call, p, x):
-    """The part knows that its operand, which is cast again, holds positions."""
-    part = call(lambda t, a: (t.astype(jnp.float16) @ a.astype(jnp.float16),))
-    t = jnp.arange(64).reshape(8, 8).astype(jnp.float16).astype(jnp.float32)
-    return part(t, x)[0] @ p["v"]
-
-
 def determinant(call, p, x):
     a = x @ p["w"]
     (part,) = call(lambda a: (a[..., 0] * a[..., 1] + a[..., 2] * a[..., 3],))(a)
