@@ -29,7 +29,9 @@ def without_need(need: Need) -> TakesOut:
     """A row of the needs."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
-        asked = {name: [r for r in rows if r.need != need] for name, rows in needs._REQUESTED.items()}
+        asked = {
+            name: [r for r in rows if r.need != need] for name, rows in needs._REQUESTED.items()
+        }
         patch.setattr(needs, "_REQUESTED", asked)
 
     return take_out

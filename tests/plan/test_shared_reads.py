@@ -233,6 +233,9 @@ def test_a_move_for_who_does_not_mind_is_not_minded():
         rows = explain(fn, p, x, mask, policy=BF16).rows
         scores = next(r for r in rows if r.primitive == "div")
         assert (scores.results, scores.reason) == (("float32",), "NO_PRODUCT")
+    rows = explain(jax.grad(lambda w: jnp.sum(jax.nn.softmax(X @ w) @ w)), W, policy=BF16).rows
+    largest = next(r for r in rows if r.primitive == "reduce_max")
+    assert (largest.results, largest.reason) == (("float32",), "FEEDER")
 
 
 @pytest.mark.parametrize("least", [float, jnp.sqrt], ids=["literal", "computed"])
