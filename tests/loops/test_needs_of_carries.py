@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast
-from jmp_autocast.interpreters.plan import loops, needs
+from jmp_autocast.interpreters.plan import needs
 from jmp_autocast.interpreters.plan.needs import Need
 from tests.fuzz.comparison import interpreted
 from tests.support.steps import LOOPS
@@ -76,7 +76,6 @@ def test_the_next_step_reads_what_float32_makes(name, loop, policy):
 @pytest.mark.parametrize("name", READ)
 def test_and_is_wrong_if_needs_do_not_go_round(name, loop, policy, monkeypatch):
     monkeypatch.setattr(needs, "read_by_the_next", only_products)
-    monkeypatch.setattr(loops, "_with_next_step", lambda want, read: want)
     assert not error(loop(*READ[name]), policy) <= 0.004
 
 

@@ -131,8 +131,9 @@ def test_what_a_product_reads_stays_in_16_bits():
     [
         (lambda z: (z, z.T), "bfloat16"),  # a returned value is no reader that shares a cast
         (lambda z: ((t := jnp.exp(z).T) @ W, jax.lax.complex(t, t)), "float32"),
+        (lambda z: ((t := jnp.exp(z).T) @ W, jnp.argmax(t, 1)), "float32"),
     ],
-    ids=["returned", "kept"],
+    ids=["returned", "kept", "ranked"],
 )
 def test_who_reads_a_transpose_in_float32(fn, dtype):
     (move,) = find(jax.make_jaxpr(autocast(lambda w: fn(X @ w), policy=BF16))(W), "transpose")
@@ -232,6 +233,9 @@ def test_a_move_for_who_does_not_mind_is_not_minded():
         rows = explain(fn, p, x, mask, policy=BF16).rows
         scores = next(r for r in rows if r.primitive == "div")
         assert (scores.results, scores.reason) == (("float32",), "NO_PRODUCT")
+    rows = explain(jax.grad(lambda w: jnp.sum(jax.nn.softmax(X @ w) @ w)), W, policy=BF16).rows
+    largest = next(r for r in rows if r.primitive == "reduce_max")
+    assert (largest.results, largest.reason) == (("float32",), "FEEDER")
 
 
 @pytest.mark.parametrize("least", [float, jnp.sqrt], ids=["literal", "computed"])

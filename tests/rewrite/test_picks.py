@@ -290,6 +290,13 @@ def test_a_certain_label_has_no_negative_loss(policy, cast, log):
     assert bool(jnp.isfinite(gradient).all())
 
 
+def test_no_compiler_leaves_out_the_rounding_beside_a_pick():
+    """Some do: the value is 16-bit where it is picked, and is cast to float32 as a whole."""
+    jaxpr = jax.make_jaxpr(autocast(lambda w, x, y: along_axis(x @ w, y), policy=BF16))(W, X, Y)
+    kept = [e.params for e, _ in equations_in(jaxpr) if e.primitive.name == "reduce_precision"]
+    assert {(each["exponent_bits"], each["mantissa_bits"]) for each in kept} == {(8, 7)}
+
+
 @jax.custom_jvp
 def picks_in_its_rule(x):
     return jnp.sin(x)[jnp.arange(ROWS), Y[:, 0]]

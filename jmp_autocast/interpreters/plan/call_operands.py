@@ -113,8 +113,6 @@ def cast_states(
         if dtype is None:
             return state
         was_rounded = dtype == FLOAT32 and is_16_bit(state.dtype)
-        # Rounded coordinates keep their bound.
-        bound = state.integer_bound
-        return ValueState(dtype, integer_bound=bound, was_rounded=was_rounded, marks=state.marks)
+        return ValueState(dtype, was_rounded=was_rounded, marks=state.marks)
 
     return list(map(after, given, operands))

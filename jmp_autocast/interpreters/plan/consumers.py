@@ -62,7 +62,7 @@ class Consumers:
                 continue
             if request.dtype is not None:
                 self._read(v, Use.of(request.dtype), OUTPUT)
-            elif request.is_known or request.use:
+            elif request.is_known:
                 self._read(v, request.use, request.consumer, request.fulls)
             else:
                 # Outer consumers are not known yet: leave the dtype of `v` alone.
@@ -117,8 +117,8 @@ class Consumers:
         if use:
             return (use,) * len(eqn.invars)
         # If consumers rank a value or make integers of it (SHARP, SNAP), each float32 read of it
-        # counts: a call whose body also holds a product would otherwise get the product's 16-bit
-        # copy as its operand. A value that is 16-bit already is not raised.
+        # counts: the value would otherwise be rounded for a product that reads it, too. A value
+        # that is 16-bit already is not raised.
         return [
             Use.of(dtype) & Use.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED

@@ -16,7 +16,7 @@ from .data import Context, EquationPlan, Inside, Plan, Request, Source, Use, Val
 from .float_dtypes import is_16_bit
 from .mark_sweep import inputs_of
 from .marks import PARAMETER, Marks
-from .needs import LOST, Need, needs_in_bodies
+from .needs import Need, needs_in_bodies
 from .reasons import Reason, ReasonCode
 from .returning_carries import accumulating_carries, residual_streams
 from .structural import (
@@ -80,12 +80,7 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
         inputs = [*fixed, *_carried(carries, accumulating, marks), *xs]
         pairs = zip(returned, needs, strict=True)
         requests = [dataclasses.replace(request, needs=need) for request, need in pairs]
-        while True:
-            plan = planner.plan(body.jaxpr, inputs, [*requests, *ys], ctx.region.names)
-            stepped = list(map(_with_next_step, requests, plan.uses[start:end]))
-            if stepped == requests:  # each carry changes at most once: a fixed point
-                return plan
-            requests = stepped
+        return planner.plan(body.jaxpr, inputs, [*requests, *ys], ctx.region.names)
 
     # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
     # is settled before anything else is read from the plan.
@@ -133,19 +128,6 @@ def _needs_of_carries(planner: Plans, ctx: Context) -> list[int]:
     of_results = [Need(request.needs) for request in ctx.requests]
     *_, last = needs_in_bodies(ctx.eqn, of_results, planner.memo, ctx.marks)
     return [int(last.returned[k]) for _, k in last.body.carries]
-
-
-def _with_next_step(request: Request, read: Use) -> Request:
-    """Returns the request for a carry, from the consumers in the next iteration.
-
-    A tanh of 9 is 1 in bfloat16, and its `arctanh` in the next step is infinite.
-    """
-    if request.dtype is not None or request.use or not read & Use.FULL:
-        return request
-    if not request.needs & LOST:
-        return request
-    both, consumer = Use.LOW | Use.FULL, "the next step"
-    return dataclasses.replace(request, use=both, fulls=1, consumer=consumer)
 
 
 def _accumulating(policy: Policy, ctx: Context, body: Body) -> frozenset[int]:
