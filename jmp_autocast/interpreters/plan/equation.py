@@ -66,7 +66,6 @@ _REQUESTED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
 _ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to again and again")
 _ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
 _SQUARES = Reason(ReasonCode.FP32, "a sum of squares")
-_TURN = Reason(ReasonCode.SOURCE, "a wave of positions", (0,))
 _NO_PRODUCT = Reason(ReasonCode.NO_PRODUCT)
 _WHOLE = Reason(ReasonCode.COORD, "whole numbers that 16 bits may not hold")
 _COUNTS = Reason(ReasonCode.DOT_OUT, "its result is whole numbers")
@@ -480,20 +479,6 @@ def _derivative_leaves(ctx: Context) -> EquationPlan | None:
     return rounded_once(full, ctx.compute_dtype, plan.reason)
 
 
-def _turns_positions(ctx: Context) -> EquationPlan | None:
-    """At "compute", a sine of positions is a float32 constant, cast for 16-bit consumers.
-
-    Without it: RoPE's factors made float32 of queries and keys: 2 to 3 % of a step's traffic.
-    """
-    # By hand, the results of sin and cos are cast before a product with a query, and the operand
-    # is not.
-    if not ctx.policy.data_abstains or not ctx.marks[0].angle:
-        return None
-    plan = in_dtype(ctx, FLOAT32, _TURN)
-    results = (ValueState(FLOAT32, Source.CONST, may_be_rounded=True),)
-    return dataclasses.replace(plan, results=results)
-
-
 def _is_norm(ctx: Context) -> EquationPlan | None:
     """A product of a vector with itself is float32, as `norm` is.
 
@@ -551,7 +536,6 @@ _BY_READERS_AND_VOTES: tuple[Link, ...] = (Link(_readers_agree), Link(_voters_de
 _PROMOTES: tuple[Link, ...] = (
     Link(_is_accumulator),
     Link(_derivative_leaves, DERIVATIVES),
-    Link(_turns_positions, having("turns")),
     Link(_is_norm, _CONTRACTS),
     *_BY_READERS_AND_VOTES,
 )

@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from ..compat import Atom, JaxprEqn, Literal, assumed_size, aval_of
-from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
+from ..primitives.reading import exponent, iota_length, is_norm
 from ..primitives.traits import BACKWARD, FOLDS, having
 from .symbolic_sizes import at_least, element_count, is_as_large
 
@@ -54,8 +54,7 @@ _OF_FULL_SIZE = ("summed", "factors", "convolved", "scaled", "exponential")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
     """
-    convolved spread given fresh largest angle whole saturated fixed
-    averaged
+    convolved spread given fresh largest whole saturated fixed averaged
     """.split()
 )
 
@@ -92,8 +91,6 @@ class Marks(NamedTuple):
             value less this one is at most 0.
         same: Of an input of a body: inputs with one number hold the elements of one array; 0 for
             none.
-        angle: A cast of integers, or a function of such and of given values, element by element or
-            by an outer product: positions times frequencies.
         whole: Numbers without a fraction: cast from integers or rounded to them, since then only
             moved, chosen, added up and multiplied with such.
         saturated: A function with limits, such as a sigmoid or a tanh, made it.
@@ -121,7 +118,6 @@ class Marks(NamedTuple):
     exponential: bool = False
     largest: bool = False
     same: int = 0
-    angle: bool = False
     whole: bool = False
     saturated: bool = False
     fixed: bool = False
@@ -141,8 +137,7 @@ PARAMETER = Marks(given=2)
 CONSTANT = Marks(given=1, fixed=True)
 NUMBER = Marks(given=3, fixed=True)
 WHOLE_NUMBER = Marks(given=3, whole=True, fixed=True)
-COUNTED = Marks(counted=True, angle=True, whole=True)
-ANGLE = Marks(angle=True)
+COUNTED = Marks(counted=True, whole=True)
 BITS = Marks(bound=1, whole=True)
 _UNMARKED = (NONE, NUMBER, WHOLE_NUMBER)
 
@@ -226,12 +221,6 @@ class Operands(NamedTuple):
         if self.name == "div":
             return self.marks[:1]
         return self.marks if self.name in _JOINS or any([m.given for m in self.marks]) else ()
-
-    @property
-    def floats(self) -> list[Marks]:
-        """The marks of the float operands."""
-        pairs = zip(self.eqn.invars, self.marks, strict=False)  # a contraction has sizes, too
-        return [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
 
     def bound(self, i: int) -> int:
         """Returns the bound of an operand, the sign of a literal."""
@@ -351,14 +340,10 @@ def _counted(it: Operands, mark: str) -> bool:
     return len(others) < len(pairs) and are_numbers
 
 
-def _angle(it: Operands, mark: str) -> bool:
-    """Whether floats are a function of integers and given values alone."""
-    floats = it.floats
-    return any([m.angle for m in floats]) and all([m.angle or m.given for m in floats])
-
-
 def _whole(it: Operands) -> bool:
-    return bool(floats := it.floats) and all([m.whole for m in floats])
+    pairs = zip(it.eqn.invars, it.marks, strict=True)
+    floats = [m.whole for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
+    return bool(floats) and all(floats)
 
 
 # --- bounds -------------------------------------------------------------------------------------
@@ -472,7 +457,6 @@ ROWS = (
     Row("gram", through=_SUMS | {"neg"}, joins=_gram_of_summands),
     Row("gram", through=("select_n",), joins=_gram_of_cases),
     Row("counted", through=_KEEPS_COUNT, joins=_counted),
-    Row("angle", through=_OF_ELEMENTS, joins=_angle),
     Row("whole", _SNAPS),
     Row("whole", _KEEPS_WHOLE - _SNAPS - {"div"}, _whole),
     Row("saturated", having("saturates")),
@@ -534,7 +518,7 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
     """Returns the marks of positions, and of elements that are spread, added up or moved."""
     name = eqn.primitive.name
     if name == "iota":
-        return COUNTED if not at_least(3, iota_length(eqn)) else ANGLE
+        return NONE if at_least(3, iota_length(eqn)) else COUNTED
     if not marks:
         return None
     m = marks[0]
@@ -555,7 +539,7 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
         if jnp.issubdtype(dtype, jnp.bool_):
             return BITS
         if jnp.issubdtype(dtype, jnp.integer):
-            return m._replace(angle=True, whole=True)
+            return m._replace(whole=True)
     return m if name in REARRANGES else None
 
 
@@ -568,7 +552,6 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
         is_gram: Both of its operands hold the elements of one array.
     """
     is_sum_of_squares, marks = is_norm(eqn), marks[:2]
-    it = Operands(eqn, marks, ())
     return Marks(
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
@@ -577,7 +560,6 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
         gram=2 if is_gram and not is_sum_of_squares else 0,
         bound=int(is_sum_of_squares),
         exponential=any([m.exponential for m in marks]),
-        angle=at_least(1, reduction_depth(eqn)) and _angle(it, "angle"),
         whole=all([m.whole for m in marks]),
         averaged=2 if any([m.fixed for m in marks]) else 1,
     )

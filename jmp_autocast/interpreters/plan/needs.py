@@ -11,14 +11,11 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy, Policy
 from ...policies.registry import registered_rules
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of
 from ..primitives.reading import (
     casts_to_integer,
-    exponent,
     free_dimensions,
     multiplies_points,
     reduction_depth,
@@ -27,7 +24,7 @@ from ..primitives.reading import (
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
 from .images import Images, cancelled, images_in
-from .mark_sweep import Memo, accumulated_in, given_to, inputs_of, lookup, marks_of, moved_in
+from .mark_sweep import Memo, given_to, inputs_of, lookup, marks_of, moved_in
 from .marks import MOST_FACTORS, Marks, adds
 from .symbolic_sizes import at_least, element_count
 
@@ -36,8 +33,7 @@ class Need(enum.IntFlag):
     """The kinds of consumers of a value.
 
     Attributes:
-        POLE: A function that is infinite at some value, and multiplies an error near it.
-        STEEP: A square root, which is infinitely steep at 0.
+        POLE: A function that is infinite, or infinitely steep, at some value.
         SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
         SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
         LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
@@ -45,19 +41,16 @@ class Need(enum.IntFlag):
         EXPANDED: A sum with squares: a distance or a variance, multiplied out.
         DECOMPOSED: A decomposition of a matrix, or a solve.
         CHAINED: A product that makes such a matrix of more than one array.
-        BEYOND_SUMS: Anything that is no sum.
         COMPUTED: Anything that does more than move it.
     """
 
     POLE = enum.auto()
-    STEEP = enum.auto()
     SHARP = enum.auto()
     SNAP = enum.auto()
     ADDED = enum.auto()
     EXPANDED = enum.auto()
     DECOMPOSED = enum.auto()
     CHAINED = enum.auto()
-    BEYOND_SUMS = enum.auto()
     LEADS = enum.auto()
     COMPUTED = enum.auto()
 
@@ -94,7 +87,6 @@ _LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_
 _LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
 _LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
 _MOVES = having("moves")
-_NEAR_SUMS = _SUMS | _MOVES
 _ONLY_MOVES = _MOVES | having("joins")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
@@ -130,34 +122,15 @@ class NeedContext(NamedTuple):
 
 
 def _poles(ctx: NeedContext) -> Sequence[Any]:
-    name = ctx.eqn.primitive.name
-    if name in _POLE_AT_0 or (exponent(ctx.eqn) or 0) < 0:
-        return ctx.eqn.invars[:1]
-    return ctx.eqn.invars[1:] if name in _POLE_AT_1 else ()
-
-
-def _is_kept_away(eqn: JaxprEqn) -> bool:
-    """Whether its result is larger than a number: the root of `square(x) + 1.0` is not steep."""
-    if eqn.primitive.name not in _SUMS | {"max"}:
-        return False
-    return any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
+    return ctx.eqn.invars[1:] if ctx.eqn.primitive.name in _POLE_AT_1 else ctx.eqn.invars[:1]
 
 
 def _factors(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name != "mul":
         return ctx.eqn.invars[:1]
-    # The factor of a long product, or of an accumulator that is added to again, needs its digits.
-    a, b = ctx.eqn.invars
-    if a is b:
-        return ()
-    is_added = bool(ctx.need & Need.ADDED)
-
-    def is_factor_of(m: Any) -> bool:
-        return m.factors >= MOST_FACTORS or (is_added and m.summed)
-
-    ma, mb = ctx.marks
-    found = [v for v, m in ((a, mb), (b, ma)) if is_factor_of(m)]
-    return [v for v in found if not isinstance(v, Literal)]
+    # The factor of a long product needs its digits.
+    (a, b), (ma, mb) = ctx.eqn.invars, ctx.marks
+    return () if a is b else [v for v, m in ((a, mb), (b, ma)) if m.factors >= MOST_FACTORS]
 
 
 def cannot_pay(eqn: JaxprEqn) -> bool:
@@ -213,13 +186,9 @@ def _origins(ctx: NeedContext, eqn: JaxprEqn) -> list[Atom]:
 
 
 def _is_float32(ctx: NeedContext) -> bool:
-    """Whether a contraction is no product in 16 bits."""
-    return cannot_pay(ctx.eqn) or _warps(ctx) or bool(ctx.need & OF_PRODUCTS)
-
-
-def _warps(ctx: NeedContext) -> bool:
-    """Whether a contraction applies a constant matrix to points."""
-    return any([m.fixed and multiplies_points(ctx.eqn, i) for i, m in enumerate(ctx.marks[:2])])
+    """Whether a consumer needs a contraction in float32, or it applies a constant to points."""
+    warps = [m.fixed and multiplies_points(ctx.eqn, i) for i, m in enumerate(ctx.marks[:2])]
+    return any(warps) or bool(ctx.need & OF_PRODUCTS)
 
 
 def _chained(ctx: NeedContext) -> Sequence[Any]:
@@ -299,23 +268,14 @@ class Row(NamedTuple):
 ROWS = (
     Row(
         Need.POLE,
-        _POLE_AT_0 | _POLE_AT_1 | {"integer_pow"},
+        _POLE_AT_0 | _POLE_AT_1 | {"sqrt"},
         _poles,
         _CHEAP,
         # Near its pole the function multiplies an error of its operand by 1 / operand.
-        "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite",
-        having("saturates"),
-        "a function that is infinite at some value",
-    ),
-    Row(
-        Need.STEEP,
-        frozenset(("sqrt",)),
-        lambda ctx: ctx.eqn.invars,
-        _CHEAP - {"square", "integer_pow"},
-        "in float16 the square of 1e-4 is 0, and the gradient of its root NaN",
-        frozenset(("mul", "square", "integer_pow")),
-        "a square root, which is infinitely steep at 0",
-        stops=_is_kept_away,
+        "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite; in float16 the square of "
+        "1e-4 is 0, and the gradient of its root NaN",
+        having("saturates") | {"mul", "square", "integer_pow"},
+        "a function that is infinite, or infinitely steep, at some value",
     ),
     Row(
         Need.SHARP,
@@ -392,9 +352,6 @@ for _row in ROWS:
         _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
     for _name in _row.raises:
         RAISED[_name] = RAISED.get(_name, NOTHING) | _row.need
-# The consumer of a moved value is the consumer after the move.
-for _name in _MOVES:
-    _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS
 _STOPPED = [row for row in ROWS if row.stops is not _nowhere]
 
 Needs: TypeAlias = Mapping[Any, Need]
@@ -443,8 +400,6 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
                 passed &= ~row.need
         if passed:
             add(eqn.invars, passed)
-        if name not in _NEAR_SUMS:
-            add(eqn.invars, Need.BEYOND_SUMS)
         if name not in _ONLY_MOVES:
             add(eqn.invars, Need.COMPUTED)
         if rows := _REQUESTED.get(name):
@@ -494,9 +449,6 @@ def needs_in_bodies(
     """
     held = bodies(eqn)
     returned = [[NOTHING if r is None else of_results[r] for r in b.results] for b in held]
-    for body, outputs in zip(held, returned, strict=True):
-        for k in accumulated_in(body, memo):
-            outputs[k] |= Need.ADDED
     while True:
         found = [
             ReadIn(b, outputs, needs_of(body_of(b.jaxpr), outputs, memo, inputs_of(b, given, memo)))

@@ -109,8 +109,7 @@ def _is_stream(it: Producer, request: Request) -> bool:
 def _is_gated_summand(it: Producer, request: Request) -> bool:
     """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass."""
     is_gated = it.ctx.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
-    only_sums = not it.ctx.need & Need.BEYOND_SUMS
-    return it.computed > 1 and is_gated and only_sums
+    return it.computed > 1 and is_gated
 
 
 def _cannot_follow(it: Producer, request: Request) -> bool:
