@@ -29,7 +29,8 @@ def without_need(need: Need) -> TakesOut:
     """A row of the needs."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
-        asked = {name: [r for r in rows if r.need != need] for name, rows in needs._REQUESTED.items()}
+        rows = needs._REQUESTED.items()
+        asked = {name: [r for r in found if r.need != need] for name, found in rows}
         patch.setattr(needs, "_REQUESTED", asked)
 
     return take_out
@@ -74,7 +75,7 @@ TAKEN_OUT: Mapping[str, TakesOut] = {
     "variances": without_need(Need.EXPANDED),
     "stencils": without_link("GUARDS", "_reads_what_needs_digits"),
     "decompositions": without_need(Need.DECOMPOSED),
-    "chains": without_need(Need.CHAINED),
+    "chains": without_need(Need.DECOMPOSED),
     "few": without_link("GUARDS", "_cannot_pay"),
     "ramps": without_link("GUARDS", "_reads_what_needs_digits"),
     "requests": lambda patch: patch.setattr(reading, "requested_precision", lambda eqn: None),

@@ -22,8 +22,8 @@ ROWS = {
     ),
     "interpreters/plan/needs.py": (
         "\nROWS = (\n",
-        '    Row(Need.INVENTED, frozenset(("invented",)), lambda ctx: ctx.eqn.invars, frozenset(),\n'
-        '        "it went wrong", having("saturates"), "what was invented"),\n',
+        '    Row(Need.INVENTED, frozenset(("invented",)), lambda ctx: ctx.eqn.invars,\n'
+        '        frozenset(), "it went wrong", having("saturates"), "what was invented"),\n',
     ),
 }
 MEMBER = (

@@ -12,8 +12,8 @@ from jax.extend.core import Primitive
 from jmp_autocast import BF16, Policy, autocast, full_precision
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import constant_range, planner, sweeps
-from jmp_autocast.interpreters.plan.kinds import kind_of
-from jmp_autocast.interpreters.plan.reasons import ReasonCode
+from jmp_autocast.interpreters.plan.data import ReasonCode
+from jmp_autocast.interpreters.plan.planner import kind_of
 from jmp_autocast.interpreters.plan.requests import find_requests
 from jmp_autocast.interpreters.rewrite.closures import ClosedOver
 from tests.support.jaxprs import find, trace

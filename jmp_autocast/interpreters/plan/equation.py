@@ -22,6 +22,7 @@ from ...policies.registry import check_obeyed, known_rule
 from ..compat import aval_of
 from ..primitives import reading
 from ..primitives.traits import DERIVATIVES, FOLDS, having, leaves_float16
+from .avals import at_least, is_16_bit
 from .basic_plans import (
     cast_results,
     emitted,
@@ -31,25 +32,25 @@ from .basic_plans import (
     keep,
     move_source,
     rounded_once,
+    view_of,
     without_floats,
 )
 from .data import (
     BIND,
+    READ_BY,
     Bind,
     Context,
     Contract,
     EquationPlan,
     Keep,
+    Reason,
+    ReasonCode,
     Request,
     Source,
     Use,
     ValueState,
 )
-from .equation_view import view_of
-from .float_dtypes import is_16_bit
 from .needs import OF_PRODUCTS, ROWS, Need, cannot_pay
-from .reasons import READ_BY, Reason, ReasonCode
-from .symbolic_sizes import at_least
 from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
 
@@ -346,7 +347,7 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
 def _is_needed(ctx: Context) -> EquationPlan | None:
     """A contraction is float32 if a consumer needs its digits: squares, a decomposition, an index.
 
-    Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`; 98 % of the cells of a quantizer of
+    Without it: see `EXPANDED` and `DECOMPOSED`; 98 % of the cells of a quantizer of
     mixed radices were wrong.
     """
     if ctx.need & OF_PRODUCTS:

@@ -31,7 +31,7 @@ import jax.numpy as jnp
 from ..compat import Atom, JaxprEqn, Literal, assumed_size, aval_of
 from ..primitives.reading import exponent, iota_length, is_norm
 from ..primitives.traits import BACKWARD, FOLDS, having
-from .symbolic_sizes import at_least, element_count, is_as_large
+from .avals import at_least, element_count, is_as_large
 
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")

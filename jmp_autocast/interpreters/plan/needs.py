@@ -11,6 +11,8 @@ import enum
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import numpy as np
+
 from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy, Policy
 from ...policies.registry import registered_rules
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of
@@ -23,34 +25,36 @@ from ..primitives.reading import (
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
+from .avals import at_least, element_count
 from .images import Images, cancelled, images_in
 from .mark_sweep import Memo, given_to, inputs_of, lookup, marks_of, moved_in
 from .marks import MOST_FACTORS, Marks, adds
-from .symbolic_sizes import at_least, element_count
 
 
 class Need(enum.IntFlag):
     """The kinds of consumers of a value.
 
     Attributes:
-        POLE: A function that is infinite, or infinitely steep, at some value.
+        POLE: A function that is infinite at some value, and multiplies an error near it.
+        STEEP: A square root, which is infinitely steep at 0.
         SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
         SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
         LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
         ADDED: A sum of two values of its size: see `marks`.
         EXPANDED: A sum with squares: a distance or a variance, multiplied out.
-        DECOMPOSED: A decomposition of a matrix, or a solve.
-        CHAINED: A product that makes such a matrix of more than one array.
+        DECOMPOSED: A decomposition of a matrix, or a solve, behind products of several arrays, too.
+        BEYOND_SUMS: Anything that is no sum.
         COMPUTED: Anything that does more than move it.
     """
 
     POLE = enum.auto()
+    STEEP = enum.auto()
     SHARP = enum.auto()
     SNAP = enum.auto()
     ADDED = enum.auto()
     EXPANDED = enum.auto()
     DECOMPOSED = enum.auto()
-    CHAINED = enum.auto()
+    BEYOND_SUMS = enum.auto()
     LEADS = enum.auto()
     COMPUTED = enum.auto()
 
@@ -68,9 +72,8 @@ class Need(enum.IntFlag):
 NOTHING = Need(0)
 LOST: Need = Need.POLE | Need.SHARP
 HARMED: Need = LOST | Need.SNAP
-OF_PRODUCTS: Need = Need.EXPANDED | Need.DECOMPOSED | Need.CHAINED
+OF_PRODUCTS: Need = Need.EXPANDED | Need.DECOMPOSED
 """What contractions are asked for, too: the guards of `equation` keep them in float32."""
-_OF_MATRICES = Need.DECOMPOSED | Need.CHAINED
 
 _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
@@ -87,6 +90,7 @@ _LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_
 _LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
 _LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
 _MOVES = having("moves")
+_NEAR_SUMS = _SUMS | _MOVES
 _ONLY_MOVES = _MOVES | having("joins")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
@@ -125,12 +129,23 @@ def _poles(ctx: NeedContext) -> Sequence[Any]:
     return ctx.eqn.invars[1:] if ctx.eqn.primitive.name in _POLE_AT_1 else ctx.eqn.invars[:1]
 
 
+def _is_kept_away(eqn: JaxprEqn) -> bool:
+    """Whether its result is larger than a number: the root of `square(x) + 1.0` is not steep."""
+    if eqn.primitive.name not in _SUMS | {"max"}:
+        return False
+    return any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
+
+
 def _factors(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name != "mul":
         return ctx.eqn.invars[:1]
-    # The factor of a long product needs its digits.
+    # The factor of a long product, or of an accumulator that is added to again, needs its digits.
     (a, b), (ma, mb) = ctx.eqn.invars, ctx.marks
-    return () if a is b else [v for v, m in ((a, mb), (b, ma)) if m.factors >= MOST_FACTORS]
+    if a is b:
+        return ()
+    is_added = bool(ctx.need & Need.ADDED)
+    pairs = ((a, mb), (b, ma))
+    return [v for v, m in pairs if m.factors >= MOST_FACTORS or (is_added and m.summed)]
 
 
 def cannot_pay(eqn: JaxprEqn) -> bool:
@@ -186,18 +201,20 @@ def _origins(ctx: NeedContext, eqn: JaxprEqn) -> list[Atom]:
 
 
 def _is_float32(ctx: NeedContext) -> bool:
-    """Whether a consumer needs a contraction in float32, or it applies a constant to points."""
+    """Whether a contraction is no product in 16 bits, such as a constant that warps points."""
     warps = [m.fixed and multiplies_points(ctx.eqn, i) for i, m in enumerate(ctx.marks[:2])]
-    return any(warps) or bool(ctx.need & OF_PRODUCTS)
+    return cannot_pay(ctx.eqn) or any(warps) or bool(ctx.need & OF_PRODUCTS)
 
 
-def _chained(ctx: NeedContext) -> Sequence[Any]:
-    if ctx.eqn.primitive.name == "mul":
-        # The need passes through a matrix that a given value scales, but not through a gate.
-        is_scaled = any([m.given for m in ctx.marks])
-        return ctx.eqn.invars if ctx.need & Need.CHAINED and is_scaled else ()
-    if not ctx.need & _OF_MATRICES:
+def _decomposed(ctx: NeedContext) -> Sequence[Any]:
+    name = ctx.eqn.primitive.name
+    if name in DECOMPOSES:
+        return ctx.eqn.invars
+    if not ctx.need & Need.DECOMPOSED:
         return ()
+    if name == "mul":
+        # The need passes through a matrix that a given value scales, but not through a gate.
+        return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
     # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
     # rounded.
     a, b = _origins(ctx, ctx.eqn)
@@ -268,14 +285,23 @@ class Row(NamedTuple):
 ROWS = (
     Row(
         Need.POLE,
-        _POLE_AT_0 | _POLE_AT_1 | {"sqrt"},
+        _POLE_AT_0 | _POLE_AT_1,
         _poles,
         _CHEAP,
         # Near its pole the function multiplies an error of its operand by 1 / operand.
-        "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite; in float16 the square of "
-        "1e-4 is 0, and the gradient of its root NaN",
-        having("saturates") | {"mul", "square", "integer_pow"},
-        "a function that is infinite, or infinitely steep, at some value",
+        "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite",
+        having("saturates"),
+        "a function that is infinite at some value",
+    ),
+    Row(
+        Need.STEEP,
+        frozenset(("sqrt",)),
+        lambda ctx: ctx.eqn.invars,
+        _CHEAP - {"square", "integer_pow"},
+        "in float16 the square of 1e-4 is 0, and the gradient of its root NaN",
+        frozenset(("mul", "square", "integer_pow")),
+        "a square root, which is infinitely steep at 0",
+        stops=_is_kept_away,
     ),
     Row(
         Need.SHARP,
@@ -322,21 +348,13 @@ ROWS = (
     ),
     Row(
         Need.DECOMPOSED,
-        DECOMPOSES,
-        lambda ctx: ctx.eqn.invars,
-        _CHEAP | {"exp", "exp2", "sqrt", "pow"},
-        "a Kalman filter was NaN where float32 is finite, a ridge regression 10 to 22 % off",
-        _ALL | _CONTRACTS,
-        "a decomposition or a solve, which multiplies its error by the condition number",
-    ),
-    Row(
-        Need.CHAINED,
-        _CONTRACTS | {"mul"},
-        _chained,
-        _SUMS | having("moves") | {"sub", "neg", "select_n", "concatenate", "convert_element_type"},
+        DECOMPOSES | _CONTRACTS | {"mul"},
+        _decomposed,
+        _CHEAP - {"mul"} | {"exp", "exp2", "sqrt", "pow"},
+        "a Kalman filter was NaN where float32 is finite, a ridge regression 10 to 22 % off, and "
         "`h @ p @ h.T` is no covariance where `h @ p` was rounded",
         _ALL | _CONTRACTS,
-        "a product whose result is decomposed",
+        "a decomposition or a solve, which multiplies its error by the condition number",
     ),
 )
 
@@ -352,6 +370,9 @@ for _row in ROWS:
         _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
     for _name in _row.raises:
         RAISED[_name] = RAISED.get(_name, NOTHING) | _row.need
+# The consumer of a moved value is the consumer after the move.
+for _name in _MOVES:
+    _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS
 _STOPPED = [row for row in ROWS if row.stops is not _nowhere]
 
 Needs: TypeAlias = Mapping[Any, Need]
@@ -400,6 +421,8 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
                 passed &= ~row.need
         if passed:
             add(eqn.invars, passed)
+        if name not in _NEAR_SUMS:
+            add(eqn.invars, Need.BEYOND_SUMS)
         if name not in _ONLY_MOVES:
             add(eqn.invars, Need.COMPUTED)
         if rows := _REQUESTED.get(name):
