@@ -105,6 +105,13 @@ def test_dtype_of_the_carries(fn, expected):
         assert ours.dtype == theirs.dtype
 
 
+def test_sums_over_swapped_places_add_up_at_level_compute():
+    fn, expected = CARRIES["sum_in_two_steps"]
+    compute = Policy(jnp.bfloat16, level="compute")
+    (loop,) = find(trace(autocast(fn, policy=compute, params=0), W, X), "scan")
+    assert [v.aval.dtype for v in loop.outvars[:2]] == expected
+
+
 @pytest.mark.parametrize("name", "tanh logistic sin cos erf erfc sqrt cbrt".split())
 def test_only_what_damps_an_error_does_not_add_up(name):
     """Near 0 a tanh is the identity, and a root of a square is one everywhere."""

@@ -127,7 +127,7 @@ def test_the_scope_that_is_the_reason_is_the_equations_own():
 
 
 def test_an_array_is_not_searched_to_see_whether_equations_are_alike(monkeypatch):
-    monkeypatch.setattr(constant_range, "_MOST", 0)  # as if it were large: no guard searches it
+    monkeypatch.setattr(constant_range, "_MAX_SIZE", 0)  # as if it were large: no guard searches it
     monkeypatch.setattr(constant_range, "_range_of", lambda *array: pytest.fail("searched"))
     weight = jnp.asarray(X)
     plans = plans_of("dot_general", lambda x: (x @ weight, x @ weight), X)

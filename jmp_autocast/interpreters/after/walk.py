@@ -67,18 +67,15 @@ def follow(
     return evaluate(jaxpr, consts, inputs, lambda _: constant, step, lambda _: nullcontext())
 
 
-def entering(body: Body, given: Sequence[V], made: V, casts: Sequence[Any] = ()) -> list[V]:
+def entering(body: Body, given: Sequence[V], made: V) -> list[V]:
     """Returns the origin of each input of a body.
 
     Args:
         body: One of the bodies of an equation.
         given: The origin of each operand of the equation.
-        made: The origin for the equation itself, the producer of its carries and casts.
-        casts: The dtype that each operand is cast to, or None.
+        made: The origin for the equation itself, the producer of its carries.
     """
-    cast = {k for k, dtype in enumerate(casts) if dtype is not None}
-    inputs = enumerate(body.operands)
-    return [made if i in body.carried or k in cast else given[k] for i, k in inputs]
+    return [made if i in body.carried else given[k] for i, k in enumerate(body.operands)]
 
 
 def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> list[V]:
@@ -178,7 +175,7 @@ def _walk(
         for inner, body in zip(equation.inner, held, strict=True):
             # A body that is planned once and called 96 times is visited 96 times: rows are per
             # call.
-            given_inside = entering(body, given, index, equation.operands)
+            given_inside = entering(body, given, index)
             more = times * body.repeats
             outputs = _walk(inner, given_inside, visits, path, depth + 1, more)
             pairs = zip(outputs, inner.output_dtypes, strict=True)

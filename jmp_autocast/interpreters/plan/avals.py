@@ -56,7 +56,7 @@ def at_least(one: Any, other: Any) -> bool:
 
 def is_as_large(atom: Atom, other: Any) -> bool:
     """Returns whether a variable or literal has at least as many elements as another."""
-    return at_least(math.prod(aval_of(atom).shape), math.prod(aval_of(other).shape))
+    return at_least(element_count(atom), element_count(other))
 
 
 def largest_index(length: Any) -> float:

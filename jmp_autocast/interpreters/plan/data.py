@@ -225,17 +225,11 @@ class Context(NamedTuple):
     @property
     def foreign(self) -> tuple[int, ...]:
         """The positions of the float and complex operands that autocast never touches."""
-        region = self.region
-        ours = (FLOAT32, region.compute_dtype)
-        avals = [(i, aval_of(v)) for i, v in enumerate(self.eqn.invars)]
-        dtypes = [(i, aval.dtype) for i, aval in avals if is_array_aval(aval)]
-        return tuple(
-            [
-                i
-                for i, dtype in dtypes
-                if isinstance(dtype, np.dtype) and dtype.kind in "fcV" and dtype not in ours
-            ]
-        )
+        ours = (FLOAT32, self.region.compute_dtype)
+        avals = [aval_of(v) for v in self.eqn.invars]
+        dtypes = [aval.dtype if is_array_aval(aval) else None for aval in avals]
+        floats = [(i, d) for i, d in enumerate(dtypes) if isinstance(d, np.dtype)]
+        return tuple([i for i, d in floats if d.kind in "fcV" and d not in ours])
 
     def joined(self, positions: Sequence[int]) -> np.dtype:
         """Returns the one dtype of some float operands, float32 if they differ."""

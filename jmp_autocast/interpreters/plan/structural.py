@@ -23,6 +23,7 @@ from ..primitives.structure import (
     Body,
     bodies,
     called,
+    has_rule,
     holds_rules,
     is_plain_call,
 )
@@ -154,14 +155,40 @@ def _emission(ctx: Context) -> EquationPlan | None:
 # --- calls ----------------------------------------------------------------------------------
 
 
-def _around(ctx: Context, inner: Plan, operands: Sequence[np.dtype | None]) -> EquationPlan:
-    """Returns the plan of an equation whose operands and results are those of its one body."""
-    unchanged = inner.identity and not any(operands) and not _may_lower_in_rule(ctx)
+@plans(*[name for name, it in STRUCTURES.items() if it.is_call], "shard_map")
+def _call(planner: Plans, ctx: Context) -> EquationPlan:
+    """A call is planned as if it were inlined, with casts of its operands before it.
+
+    Computed operands that the body reads in 16 bits only are cast before it, and so are sources:
+
+    * Of a function with a derivative rule of the user's own. The rule is opaque, takes no copies,
+      and keeps its operands for the backward pass: it gets the copy that everyone else reads, and
+      no float32 weight is kept beside it.
+    * Of a `shard_map` with ``level="by_hand"``: the copy alone is sent to the devices, and the
+      gradient has its dtype. At other levels a source is sent beside its copy.
+
+    A batching rule sees no copies: its operands go in as they are.
+    """
+    (body,), is_custom = bodies(ctx.eqn), has_rule(ctx.eqn)
+    if is_custom:
+        # The rule's own products are in the compute dtype, so that those of the function are, too.
+        given = [dataclasses.replace(s, tag=None) if s.tag else s for s in ctx.given]
+        ctx = ctx._replace(given=tuple(given))
+    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
+    casts: list[np.dtype | None] = [None] * len(ctx.given)
+    if ctx.name != "custom_vmap_call":
+        is_sent = ctx.name == "shard_map" and ctx.policy.rounds_weight_gradients
+        low = read_low(inner, ctx, (None, *Source) if is_custom or is_sent else (None,))
+        casts = [one or other for one, other in zip(low, read_full(inner, ctx), strict=True)]
+    if any(casts):
+        given = cast_states(ctx.given, casts)
+        inner = planner.plan(body.jaxpr, given, ctx.requests, ctx.region.names)
+    unchanged = inner.identity and not any(casts) and not _may_lower_in_rule(ctx)
     is_open = any(s.is_looked_up for s in inner.outputs)
     return EquationPlan(
         Inside((inner,), unchanged, is_open and is_plain_call(ctx.eqn)),
         ctx.given,
-        tuple(operands),
+        tuple(casts),
         inner.outputs,
         INSIDE,
         uses=inner.uses,
@@ -176,82 +203,6 @@ def _may_lower_in_rule(ctx: Context) -> bool:
     """
     lowers = ctx.region.compute_dtype is not None
     return lowers and holds_rules(ctx.eqn) and not jax_function(called(ctx.eqn))
-
-
-def _calls(has_rule: bool) -> list[str]:
-    calls = [(name, it) for name, it in STRUCTURES.items() if it.is_call and not it.isolates]
-    return [name for name, it in calls if it.has_rule is has_rule]
-
-
-def _with_casts(
-    planner: Plans, ctx: Context, inner: Plan, operands: Sequence[np.dtype | None]
-) -> tuple[Plan, list[np.dtype | None]]:
-    """Returns the plan of the body after the casts before a call, and all these casts.
-
-    Args:
-        planner: Plans the body.
-        ctx: The call.
-        inner: The plan of its body without casts, with the dtypes that the body reads.
-        operands: The casts to 16 bits.
-    """
-    casts = [low or full for low, full in zip(operands, read_full(inner, ctx), strict=True)]
-    if any(casts):
-        given = cast_states(ctx.given, casts)
-        inner = planner.plan(called(ctx.eqn), given, ctx.requests, ctx.region.names)
-    return inner, casts
-
-
-@plans(*_calls(has_rule=False))
-def _call(planner: Plans, ctx: Context) -> EquationPlan:
-    """A call is planned as if it were inlined, with casts of its 16-bit operands before it."""
-    (body,), path = bodies(ctx.eqn), ctx.region.names
-    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, path)
-    inner, operands = _with_casts(planner, ctx, inner, read_low(inner, ctx))
-    return _around(ctx, inner, operands)
-
-
-@plans(*_calls(has_rule=True))
-def _custom_derivative(planner: Plans, ctx: Context) -> EquationPlan:
-    """A function with a derivative rule of the user's own is a call, but takes no copies.
-
-    A source that the body reads in 16 bits alone is cast before: the user's rule then gets, and
-    keeps for the backward pass, the copy that everyone else reads.
-    """
-    (body,), path = bodies(ctx.eqn), ctx.region.names
-    # The rule's own products are in the compute dtype, so that those of the function are, too.
-    ctx = ctx._replace(given=untagged(ctx.given))
-    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, path)
-    # The user's rule is opaque: it keeps its operands for the backward pass. A float32 weight would
-    # be kept beside its 16-bit copy.
-    inner, operands = _with_casts(planner, ctx, inner, read_low(inner, ctx, (None, *Source)))
-    return _around(ctx, inner, operands)
-
-
-@plans("custom_vmap_call")
-def _custom_batching(planner: Plans, ctx: Context) -> EquationPlan:
-    """Operands go in as they are: a batching rule sees no copies."""
-    (body,) = bodies(ctx.eqn)
-    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
-    return _around(ctx, inner, [None] * len(ctx.given))
-
-
-@plans("shard_map")
-def _device_map(planner: Plans, ctx: Context) -> EquationPlan:
-    """Operands that the body reads in 16 bits only are cast before the transfer to devices.
-
-    A source is sent beside its copy, and its gradient is float32. With ``level="by_hand"`` the copy
-    alone is sent, and the gradient has its dtype.
-    """
-    (body,) = bodies(ctx.eqn)
-    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
-    kinds = (None, *Source) if planner.policy.rounds_weight_gradients else (None,)
-    inner, operands = _with_casts(planner, ctx, inner, read_low(inner, ctx, kinds))
-    return _around(ctx, inner, operands)
-
-
-def untagged(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
-    """Returns the states of operands without the data of extensions."""
-    return tuple(dataclasses.replace(s, tag=None) if s.tag is not None else s for s in states)
 
 
 # --- branches, and primitives without a rule of their own -----------------------------------
@@ -396,11 +347,10 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
         return EquationPlan(action, given, (None,), (ValueState(None),), cast, uses=uses)
     if source == target:
         # Only the weak type changes: the value keeps its dtype.
+        code = ReasonCode.STRUCTURAL
         if state.source is not None:
-            reason = Reason(ReasonCode.SOURCE, "no cast", (0,))
-            return EquationPlan(Move(as_declared), given, (None,), (state,), reason)
-        reason = Reason(ReasonCode.STRUCTURAL, "no cast", (0,))
-        return EquationPlan(action, given, (None,), (state,), reason)
+            action, code = Move(as_declared), ReasonCode.SOURCE
+        return EquationPlan(action, given, (None,), (state,), Reason(code, "no cast", (0,)))
     if state.known_value is not None:
         result = ValueState(target, Source.LITERAL, state.known_value)
     else:
