@@ -162,9 +162,8 @@ def in_precision(ctx: Context, plan: EquationPlan, word: str | None) -> Equation
         return plan
     action = dataclasses.replace(action, params={**action.params, **parameter})
     cause = f"{plan.reason.cause}, precision {word}".removeprefix(", ")
-    return dataclasses.replace(
-        plan, action=action, reason=dataclasses.replace(plan.reason, cause=cause)
-    )
+    reason = dataclasses.replace(plan.reason, cause=cause)
+    return dataclasses.replace(plan, action=action, reason=reason)
 
 
 def emitted(ctx: Context, decision: Decision) -> EquationPlan:

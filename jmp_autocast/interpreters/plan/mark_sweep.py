@@ -303,13 +303,22 @@ class _Origins(NamedTuple):
         return cls(*(frozenset().union(*sets) for sets in zip(*several, strict=True)))
 
 
-def _origins(body: Jaxpr, parameters: frozenset[int]) -> list[_Origins]:
+def _origins(
+    body: Jaxpr, parameters: frozenset[int], inputs: Sequence[_Origins] | None = None
+) -> list[_Origins]:
     """Returns, for each output, the inputs that reach it.
 
     Cheaply: with no matmul and no damping function between. Through a layer: with a matmul between,
     whose other operand comes from a parameter.
+
+    Args:
+        body: The body of a loop, or of a call in it.
+        parameters: The inputs of the loop's body that are parameters.
+        inputs: For each input of a call's body, the inputs of the loop's body that reach it.
     """
-    found = {v: _Origins(frozenset((i,))) for i, v in enumerate(body.invars)}
+    if inputs is None:
+        inputs = [_Origins(frozenset((i,))) for i in range(len(body.invars))]
+    found = dict(zip(body.invars, inputs, strict=True))
 
     def of(atoms: Iterable[Atom]) -> list[_Origins]:
         return [_Origins() if isinstance(v, Literal) else found.get(v, _Origins()) for v in atoms]
@@ -321,9 +330,7 @@ def _origins(body: Jaxpr, parameters: frozenset[int]) -> list[_Origins]:
         # `jax.nn.relu` and `jnp.where` are calls: unless their bodies are followed, every output
         # would come from every input.
         if is_call(eqn):
-            given = frozenset(i for i, it in enumerate(operands) if it.cheap & parameters)
-            inner = _origins(body_of(called(eqn)), given)
-            results = [_within(it, operands) for it in inner]
+            results = _origins(body_of(called(eqn)), parameters, operands)
         elif eqn.primitive.name in _DAMPS:
             layered = _Origins.union(operands).layered
             if any(it.cheap & parameters for it in operands):
@@ -333,12 +340,3 @@ def _origins(body: Jaxpr, parameters: frozenset[int]) -> list[_Origins]:
             results = [_Origins.union(operands)] * len(eqn.outvars)
         found.update(zip(eqn.outvars, results, strict=True))
     return of(body.outvars)
-
-
-def _within(inner: _Origins, operands: Sequence[_Origins]) -> _Origins:
-    """Returns the origins of a call's result, from those of the call's operands."""
-    cheap = (
-        _Origins.union(_Origins(*operands[i]) for i in inner.cheap) if inner.cheap else _Origins()
-    )
-    layered = cheap.layered.union(*(a | b for a, b in (operands[i] for i in inner.layered)))
-    return _Origins(cheap.cheap, layered)

@@ -118,7 +118,7 @@ def is_harmless(state: ValueState) -> bool:
     """Returns whether a source is known to be small, or exact, or one literal, as in PyTorch."""
     if state.known_value is not None or state.may_be_rounded:
         return True
-    return state.const_range is not None and state.const_range.is_within_one()
+    return state.const_range is not None and state.const_range.found.is_within_one
 
 
 def is_stream(ctx: Context) -> bool:
@@ -171,7 +171,7 @@ def literal_guard(
         if value is not None and not representable(value, compute_dtype):
             cause = f"{value:g} has no {compute_dtype.name} value"
             return Reason(ReasonCode.LITERAL, cause, (i,))
-        if const_range is not None and compute_dtype in const_range.exceeds():
+        if const_range is not None and compute_dtype in const_range.found.exceeds:
             cause = f"operand {i} exceeds the range of {compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
@@ -192,7 +192,9 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
     for i in ctx.floats:
         value, const_range = ctx.given[i].known_value, ctx.given[i].const_range
         if value is None:
-            takes = chooses and const_range is not None and compute_dtype in const_range.rounds()
+            takes = (
+                chooses and const_range is not None and compute_dtype in const_range.found.rounds
+            )
         elif ctx.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
