@@ -155,13 +155,14 @@ GATES = {
     "halves": (halves, "logistic", "bfloat16"),
     "slope": (jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w.T)), "tanh", "bfloat16"),
     "decay": (decay, "logistic", "float32"),
+    "pooled": (lambda w, x: jnp.tanh(x @ w).reshape(16, 16, 16).max(1) @ w.T, "tanh", "float32"),
     "few": (lambda w, x: jnp.tanh(x @ w[:, :4]) @ w.T[:4], "tanh", "float32"),
 }
 
 
 @pytest.mark.parametrize(("fn", "primitive", "dtype"), GATES.values(), ids=GATES)
 def test_gates(fn, primitive, dtype):
-    """A gate is 16 bits for a product of more than 4 elements, unless it scales an accumulator."""
+    """A gate is 16 bits for a large product, unless it scales an accumulator or is a maximum."""
     rows = explain(fn, W, X, policy=BF16).rows
     assert [r.results for r in rows if r.primitive == primitive] == [(dtype,)]
 

@@ -54,7 +54,7 @@ _OF_FULL_SIZE = ("summed", "factors", "convolved", "scaled", "exponential")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
     """
-    convolved spread given fresh largest whole fixed averaged
+    convolved spread given fresh largest whole saturated fixed averaged
     """.split()
 )
 
@@ -93,6 +93,7 @@ class Marks(NamedTuple):
             none.
         whole: Numbers without a fraction: cast from integers or rounded to them, since then only
             moved, chosen, added up and multiplied with such.
+        saturated: A function with limits, such as a sigmoid or a tanh, made it.
         fixed: It depends on no input.
         averaged: A contraction made it, since then only scaled: 2 with a fixed operand, 1 with
             others.
@@ -118,6 +119,7 @@ class Marks(NamedTuple):
     largest: bool = False
     same: int = 0
     whole: bool = False
+    saturated: bool = False
     fixed: bool = False
     averaged: int = 0
 
@@ -457,6 +459,7 @@ ROWS = (
     Row("counted", through=_KEEPS_COUNT, joins=_counted),
     Row("whole", _SNAPS),
     Row("whole", _KEEPS_WHOLE - _SNAPS - {"div"}, _whole),
+    Row("saturated", having("saturates")),
     Row("largest", _LARGEST),
     Row("largest", through=("max", "add")),
     Row("largest", through=("select_n",), joins=_largest_of_cases),

@@ -103,6 +103,8 @@ DECOMPOSES = frozenset(
     """.split()
 )
 
+_EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min".split())
+
 
 class NeedContext(NamedTuple):
     """An equation, and the facts for its rows.
@@ -227,6 +229,9 @@ def _snapped(ctx: NeedContext) -> Sequence[Any]:
 
 
 def _ranked(ctx: NeedContext) -> Sequence[Any]:
+    if ctx.eqn.primitive.name in _EXTREMES:
+        # The gradient of a maximum goes to its element, but near 1 many tanh are equal in 16 bits.
+        return ctx.eqn.invars if ctx.marks[0].saturated else ()
     if ctx.eqn.primitive.name not in _COMPARES:
         return ctx.eqn.invars
     # A comparison with a given value is a threshold: it ranks nothing.
@@ -301,7 +306,7 @@ ROWS = (
     ),
     Row(
         Need.SHARP,
-        _RANKS | _COMPARES | _MULTIPLIES_ALL | {"mul", "sub"},
+        _RANKS | _COMPARES | _EXTREMES | _MULTIPLIES_ALL | {"mul", "sub"},
         _sharp,
         _CHEAP | {"sqrt"},
         "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices, and "
