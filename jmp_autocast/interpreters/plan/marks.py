@@ -36,7 +36,6 @@ from .avals import at_least, element_count, is_as_large
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
 REARRANGES = having("moves") | {"convert_element_type"}
-_CONTRACTS = having("contracts")
 _JOINS = having("joins")
 _SCALES = frozenset(("mul", "div"))
 _EXP = frozenset(("exp", "exp2"))
