@@ -105,11 +105,17 @@ def test_dtype_of_the_carries(fn, expected):
         assert ours.dtype == theirs.dtype
 
 
-def test_sums_over_swapped_places_add_up_at_level_compute():
-    fn, expected = CARRIES["sum_in_two_steps"]
-    compute = Policy(jnp.bfloat16, level="compute")
-    (loop,) = find(trace(autocast(fn, policy=compute, params=0), W, X), "scan")
-    assert [v.aval.dtype for v in loop.outvars[:2]] == expected
+@pytest.mark.parametrize("level", ["o1", "compute"])
+def test_carries_that_swap_places_add_up(level):
+    """A product consumes them, or nothing would be in 16 bits."""
+
+    def fn(w, x):
+        step = lambda c, _: ((c[1], jnp.sin(c[0]) * (x @ w)), c[0] @ w)
+        return lax.scan(step, (ZEROS, ZEROS), length=3)
+
+    low = autocast(fn, policy=Policy(jnp.bfloat16, level=level), params=0)
+    (loop,) = find(trace(low, W, X), "scan")
+    assert [v.aval.dtype for v in loop.outvars[:2]] == [FULL] * 2
 
 
 @pytest.mark.parametrize("name", "tanh logistic sin cos erf erfc sqrt cbrt".split())
