@@ -30,7 +30,7 @@ import jax.numpy as jnp
 
 from jmp_autocast import BF16, autocast, keep_less
 from jmp_autocast.interpreters import Plan, Planner, Request, Source, ValueState
-from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
+from jmp_autocast.interpreters.plan.avals import float_dtype
 
 
 class Block(nn.Module):

@@ -19,8 +19,7 @@ from .float8.scale import ScaleOf, Values, Weight
 from .interpreters.after.stored_reads import Copied
 from .interpreters.after.walk import walk_plan
 from .interpreters.compat import Tracer
-from .interpreters.plan.data import Plan
-from .interpreters.plan.reasons import ReasonCode
+from .interpreters.plan.data import Plan, ReasonCode
 from .planned_params import PlannedParams, each_once, is_abstract
 from .policies import COMPUTE_DTYPES, E4M3, FLOAT32, Policy, PolicyLike, as_recipe, may_use_float8
 from .policies.callables import name_of

@@ -12,7 +12,7 @@ from jax.typing import DTypeLike
 
 from ..interpreters import Request
 from ..interpreters.compat import Tracer, is_array_aval, set_weak_type
-from ..interpreters.plan.float_dtypes import float_dtype
+from ..interpreters.plan.avals import float_dtype
 from ..policies import FLOAT_DTYPES, Policy, listed
 from ..policies.dtypes import find_dtype
 from ..policies.errors import shown

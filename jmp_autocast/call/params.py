@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..interpreters.after.provenance import entering, follow, leaving
+from ..interpreters.after.walk import entering, follow, leaving
 from ..interpreters.compat import AnyJaxpr, aval_of, body_of
 from ..interpreters.plan.data import Source
 from ..interpreters.primitives import reading

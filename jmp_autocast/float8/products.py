@@ -12,8 +12,16 @@ import numpy as np
 
 from ..interpreters.compat import AnyJaxpr, aval_of
 from ..interpreters.plan.copies import plans_products
-from ..interpreters.plan.data import Context, Emit, EquationPlan, Source, Stored, ValueState
-from ..interpreters.plan.reasons import Reason, ReasonCode
+from ..interpreters.plan.data import (
+    Context,
+    Emit,
+    EquationPlan,
+    Reason,
+    ReasonCode,
+    Source,
+    Stored,
+    ValueState,
+)
 from ..interpreters.plan.structural import INSIDE, Plans, as_made, plans
 from ..interpreters.primitives.reading import dot_dimensions
 from ..interpreters.regions import PlansProduct

@@ -9,10 +9,9 @@ Reading order: `primitives/traits.py` and `structure.py` (what is known of primi
 `rewrite/rewriter.py` (how it is carried out).
 """
 
-from .plan import loops, user_casts
-from .plan.data import EquationPlan, Plan, Request, Source, ValueState
+from .plan import loops
+from .plan.data import EquationPlan, Plan, Reason, ReasonCode, Request, Source, ValueState
 from .plan.planner import Planner
-from .plan.reasons import Reason, ReasonCode
 from .rewrite import derivative_rules, structural
 from .rewrite.rewriter import Rewriter
 
@@ -29,5 +28,4 @@ __all__ = [
     "derivative_rules",
     "loops",
     "structural",
-    "user_casts",
 ]

@@ -30,7 +30,7 @@ def without_need(need: Need) -> TakesOut:
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
         rows = needs._REQUESTED.items()
-        requested = {name: [r for r in some if r.need != need] for name, some in rows}
+        requested = {name: [r for r in found if r.need != need] for name, found in rows}
         patch.setattr(needs, "_REQUESTED", requested)
 
     return take_out
@@ -75,7 +75,7 @@ TAKEN_OUT: Mapping[str, TakesOut] = {
     "variances": without_need(Need.EXPANDED),
     "stencils": without_link("GUARDS", "_reads_what_needs_digits"),
     "decompositions": without_need(Need.DECOMPOSED),
-    "chains": without_need(Need.CHAINED),
+    "chains": without_need(Need.DECOMPOSED),
     "few": without_link("GUARDS", "_cannot_pay"),
     "ramps": without_link("GUARDS", "_reads_what_needs_digits"),
     "requests": lambda patch: patch.setattr(reading, "requested_precision", lambda eqn: None),

@@ -18,7 +18,7 @@ from jmp_autocast.inspect.report.jaxprs import count_casts
 from jmp_autocast.inspect.report.reasons import explanations
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.compat.registration import define_primitive
-from jmp_autocast.interpreters.plan.reasons import ReasonCode
+from jmp_autocast.interpreters.plan.data import ReasonCode
 from jmp_autocast.interpreters.primitives.held_contraction import contraction_in
 from jmp_autocast.interpreters.primitives.structure import bodies
 from jmp_autocast.policies import DATA_MOVEMENT, STRUCTURAL

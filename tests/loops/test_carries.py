@@ -109,6 +109,19 @@ def test_dtype_of_the_carries(fn, expected):
         assert ours.dtype == theirs.dtype
 
 
+@pytest.mark.parametrize("level", ["o1", "compute"])
+def test_carries_that_swap_places_add_up(level):
+    """A product consumes them, or nothing would be in 16 bits."""
+
+    def fn(w, x):
+        step = lambda c, _: ((c[1], jnp.sin(c[0]) * (x @ w)), c[0] @ w)
+        return lax.scan(step, (ZEROS, ZEROS), length=3)
+
+    low = autocast(fn, policy=Policy(jnp.bfloat16, level=level), params=0)
+    (loop,) = find(trace(low, W, X), "scan")
+    assert [v.aval.dtype for v in loop.outvars[:2]] == [FULL] * 2
+
+
 @pytest.mark.parametrize("name", "tanh logistic sin cos erf erfc sqrt cbrt".split())
 def test_only_what_damps_an_error_does_not_add_up(name):
     """Near 0 a tanh is the identity, and a root of a square is one everywhere."""

@@ -165,13 +165,13 @@ def test_an_extent_says_which_dtypes_it_exceeds():
         constant_range(np.float32([1, 70_000])),
         constant_range(np.float32([LOWEST, np.inf])),
     )
-    assert big.exceeds() == {F16}
-    assert bigger.exceeds() == {F16}
+    assert big.found.exceeds == {F16}
+    assert bigger.found.exceeds == {F16}
     assert bigger.is_clamped()
     assert not big.is_clamped()
     assert constant_range(np.float32([0, 1e5])) == big != bigger
     assert hash(constant_range(np.float32([0, 1e5]))) == hash(big)
-    assert constant_range(np.float32([np.inf])).exceeds() == frozenset()
+    assert constant_range(np.float32([np.inf])).found.exceeds == frozenset()
     assert constant_range(np.int32([1])) is None
 
 

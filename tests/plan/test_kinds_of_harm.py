@@ -510,7 +510,7 @@ def rows():
         "expanded": (EXPANDED, Need.EXPANDED),
         "differences": (DIFFERENCES, "_reads_what_needs_digits"),
         "decomposed": (DECOMPOSED, Need.DECOMPOSED),
-        "chained": (CHAINED, Need.CHAINED),
+        "chained": (CHAINED, Need.DECOMPOSED),
         "ranked": (RANKED, Need.SHARP),
         "positions": (POSITIONS, "_reads_what_needs_digits"),
         "factors": (FACTORS, Need.SHARP),

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jmp_autocast import BF16, FP16, Policy, autocast
+from jmp_autocast import BF16, FP16, Policy, autocast, explain
 from jmp_autocast.interpreters import Source
 from tests.support.jaxprs import assert_dots_run_in, casts, dtypes, find, trace
 from tests.support.numerics import normal, relative_error
@@ -169,3 +169,9 @@ def test_a_literal_that_is_broadcast_comes_from_no_input():
     mixed = autocast(f, jnp.bfloat16)
     assert_dots_run_in("bfloat16", trace(mixed, *inputs))
     np.testing.assert_allclose(mixed(*inputs), f(*inputs), rtol=1e-2)
+
+
+def test_rows_vote_as_activations_do():
+    gated = lambda params, tokens: params["table"][tokens] * taken(params, tokens) @ params["w"]
+    rows = explain(autocast(gated, policy=BF16, params=0), PARAMS, TOKENS).rows
+    assert [row.results for row in rows if row.primitive == "mul"] == [("float32",)]

@@ -12,8 +12,8 @@ from jax.extend.core import Primitive
 from jmp_autocast import BF16, Policy, autocast, full_precision
 from jmp_autocast.interpreters.compat import body_of
 from jmp_autocast.interpreters.plan import constant_range, planner, sweeps
-from jmp_autocast.interpreters.plan.kinds import kind_of
-from jmp_autocast.interpreters.plan.reasons import ReasonCode
+from jmp_autocast.interpreters.plan.data import ReasonCode
+from jmp_autocast.interpreters.plan.planner import kind_of
 from jmp_autocast.interpreters.plan.requests import find_requests
 from jmp_autocast.interpreters.rewrite.closures import ClosedOver
 from tests.support.jaxprs import find, trace
@@ -127,7 +127,7 @@ def test_the_scope_that_is_the_reason_is_the_equations_own():
 
 
 def test_an_array_is_not_searched_to_see_whether_equations_are_alike(monkeypatch):
-    monkeypatch.setattr(constant_range, "_MOST", 0)  # as if it were large: no guard searches it
+    monkeypatch.setattr(constant_range, "_MAX_SIZE", 0)  # as if it were large: no guard searches it
     monkeypatch.setattr(constant_range, "_range_of", lambda *array: pytest.fail("searched"))
     weight = jnp.asarray(X)
     plans = plans_of("dot_general", lambda x: (x @ weight, x @ weight), X)

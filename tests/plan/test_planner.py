@@ -9,8 +9,8 @@ from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, FP16, Policy, autocast, full_precision
 from jmp_autocast.interpreters import Planner, Request, Source, ValueState
+from jmp_autocast.interpreters.plan.avals import float_dtype
 from jmp_autocast.interpreters.plan.data import Use
-from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 from tests.support.jaxprs import find, trace
 from tests.support.plans import (
     DENORMAL,

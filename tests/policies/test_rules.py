@@ -307,3 +307,8 @@ def test_precedence(fn, rules, registered, primitive, dtype):
         register_rule(name, value)
     jaxpr = rewritten(fn, X, policy=BF16.with_rules(rules))
     assert io(jaxpr, primitive)[0][0] == dtype
+
+
+def test_a_rule_promotes_beside_no_product():
+    tanh = explain(after_dot(jnp.tanh), X, policy=BF16.with_rules({"tanh": "PROMOTE"})).rows[-1]
+    assert (tanh.primitive, tanh.results) == ("tanh", ("bfloat16",))

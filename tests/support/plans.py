@@ -9,7 +9,7 @@ from jax import lax
 from jmp_autocast import BF16
 from jmp_autocast.interpreters import Planner, Request, Source, ValueState
 from jmp_autocast.interpreters.after.computed_outputs import computed_requests
-from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
+from jmp_autocast.interpreters.plan.avals import float_dtype
 from jmp_autocast.interpreters.plan.marks import GIVEN
 from jmp_autocast.interpreters.plan.needs import Need
 

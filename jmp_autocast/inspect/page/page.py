@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from importlib import resources
 from typing import Any, TypeAlias
 
-from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.data import ReasonCode
 from ..export import scaled
 from ..report.reasons import explanations
 from ..report.rows import SHORT, Row

@@ -12,10 +12,9 @@ from ...autocast import PlannedCall
 from ...interpreters import Planner
 from ...interpreters.after.walk import Visit, walk_plan
 from ...interpreters.compat import body_of, source_line
-from ...interpreters.plan.data import Plan, Request, ValueState
-from ...interpreters.plan.float_dtypes import float_dtype, is_16_bit
+from ...interpreters.plan.avals import float_dtype, is_16_bit
+from ...interpreters.plan.data import READ_BY, Plan, ReasonCode, Request, ValueState
 from ...interpreters.plan.needs import DECOMPOSES, ROWS
-from ...interpreters.plan.reasons import READ_BY, ReasonCode
 from ...interpreters.plan.value_facts import input_states
 from ...interpreters.primitives.structure import equations_in
 from ...interpreters.primitives.traits import having

@@ -12,9 +12,17 @@ from ...interpreters import Source, compat
 from ...interpreters.after.kept_wide import kernels_in
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.walk import Visit, equations_once, walk_plan
-from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, Request, ValueState
-from ...interpreters.plan.float_dtypes import float_dtype
-from ...interpreters.plan.reasons import Reason, ReasonCode
+from ...interpreters.plan.avals import float_dtype
+from ...interpreters.plan.data import (
+    KEEP,
+    EquationPlan,
+    Inside,
+    Plan,
+    Reason,
+    ReasonCode,
+    Request,
+    ValueState,
+)
 from ...interpreters.plan.structural import planning_rule
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import COMPUTE_DTYPES, CONTRACTIONS, E4M3, FLOAT32, Policy, PolicyLike

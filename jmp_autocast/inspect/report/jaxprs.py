@@ -11,7 +11,7 @@ from collections import Counter
 import jax.numpy as jnp
 
 from ...interpreters.compat import AnyJaxpr, Atom, JaxprEqn, assumed_size
-from ...interpreters.plan.symbolic_sizes import element_count
+from ...interpreters.plan.avals import element_count
 from ...interpreters.primitives.flops import flops
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies, equations_in

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from ...interpreters import compat
-from ...interpreters.after.provenance import entering, follow, leaving
+from ...interpreters.after.walk import entering, follow, leaving
 from ...interpreters.compat import AnyJaxpr, JaxprEqn, Literal, name_stack
 from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.held_contraction import contraction_in

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from importlib import resources
 from typing import NamedTuple
 
-from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.data import ReasonCode
 
 
 class Explanation(NamedTuple):

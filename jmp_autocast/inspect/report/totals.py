@@ -13,7 +13,7 @@ import jax.numpy as jnp
 
 from ...interpreters.after.kept_wide import is_guard
 from ...interpreters.compat import assumed_size
-from ...interpreters.plan.reasons import ReasonCode
+from ...interpreters.plan.data import ReasonCode
 from ...policies import CONTRACTIONS
 from .jaxprs import Casts
 from .rows import Row

@@ -24,14 +24,13 @@ from ...policies import (
 )
 from ...policies.registry import known_rule
 from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, jax_function
-from ..plan.data import EquationPlan, Plan, Request, ValueState
-from ..plan.float_dtypes import is_16_bit
+from ..plan.avals import is_16_bit
+from ..plan.data import EquationPlan, Plan, ReasonCode, Request, ValueState
 from ..plan.needs import Need
 from ..plan.planner import Planner
-from ..plan.reasons import ReasonCode
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import called, is_call
-from .provenance import follow
+from .walk import follow
 
 _Other: TypeAlias = np.dtype | None
 

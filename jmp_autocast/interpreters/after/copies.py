@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from ..compat import Atom, JaxprEqn, Literal
+from ..plan.avals import is_16_bit
 from ..plan.call_operands import demands_behind_moves
 from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan, Inside, Move, Plan, Use, ValueState
-from ..plan.float_dtypes import is_16_bit
 from ..primitives.structure import Body, bodies, holds_rules, isolates, runs_again
 from ..primitives.traits import having
-from .provenance import Root, follow
+from .walk import Root, follow
 
 Copies: TypeAlias = tuple[tuple[int, CopyKey], ...]
 """Pairs (input, key): a source, and in what it is read."""

@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 
 from ...policies import FLOAT32
 from ..compat import JaxprEqn, aval_of, is_array_aval, source_line
-from ..plan.data import EquationPlan, Plan
-from ..plan.reasons import ReasonCode
-from ..plan.symbolic_sizes import at_least
+from ..plan.avals import at_least
+from ..plan.data import EquationPlan, Plan, ReasonCode
 from ..primitives.flops import flops, kernel_flops
 from ..primitives.reading import names_algorithm
 from ..primitives.traits import having

@@ -14,7 +14,7 @@ from ..plan.data import Bind, EquationPlan, Keep, Move, Plan
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import bodies, isolates
 from ..primitives.traits import having
-from .provenance import Root, entering, follow, leaving
+from .walk import Root, entering, follow, leaving
 
 
 @dataclasses.dataclass(frozen=True)

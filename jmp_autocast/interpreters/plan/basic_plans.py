@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
-from ...policies import FLOAT32, FLOAT_DTYPES, Decision
-from ..compat import Atom, JaxprEqn, aval_of
+from ...policies import FLOAT32, FLOAT_DTYPES, Decision, EquationView
+from ..compat import Atom, JaxprEqn, aval_of, function_name, source_line
 from ..primitives import reading
+from ..primitives.flops import flops
+from ..primitives.reading import exponent, free_dimensions, reduction_depth
+from ..primitives.structure import called, is_call
 from ..primitives.traits import having
+from .avals import is_16_bit, largest_index
 from .data import (
     BIND,
     KEEP,
@@ -23,14 +28,13 @@ from .data import (
     EquationPlan,
     Keep,
     Move,
+    Reason,
+    ReasonCode,
     Redispatch,
     Source,
     Use,
     ValueState,
 )
-from .float_dtypes import is_16_bit
-from .reasons import Reason, ReasonCode
-from .symbolic_sizes import largest_index
 from .value_facts import coordinate_bound
 
 _CONTRACTS = having("contracts")
@@ -158,9 +162,8 @@ def in_precision(ctx: Context, plan: EquationPlan, word: str | None) -> Equation
         return plan
     action = dataclasses.replace(action, params={**action.params, **parameter})
     cause = f"{plan.reason.cause}, precision {word}".removeprefix(", ")
-    return dataclasses.replace(
-        plan, action=action, reason=dataclasses.replace(plan.reason, cause=cause)
-    )
+    reason = dataclasses.replace(plan.reason, cause=cause)
+    return dataclasses.replace(plan, action=action, reason=reason)
 
 
 def emitted(ctx: Context, decision: Decision) -> EquationPlan:
@@ -229,3 +232,41 @@ def folded(ctx: Context, known: float) -> EquationPlan:
     plan = keep(ctx, Reason(ReasonCode.SOURCE, "a literal", tuple(ctx.floats)))
     results = tuple(ValueState(s.dtype, Source.LITERAL, known) for s in plan.results)
     return dataclasses.replace(plan, results=results)
+
+
+def view_of(
+    eqn: JaxprEqn, given: Sequence[ValueState], scope: Sequence[str], compute_dtype: np.dtype
+) -> EquationView:
+    """Returns the view of an equation for rule functions and reports.
+
+    Args:
+        eqn: The equation.
+        given: The state of each operand.
+        scope: The names of the enclosing scopes.
+        compute_dtype: The compute dtype at the equation.
+    """
+    return EquationView(
+        primitive=eqn.primitive.name,
+        params=eqn.params,
+        operand_shapes=_shapes(eqn.invars),
+        operand_dtypes=_dtypes(eqn.invars),
+        result_shapes=_shapes(eqn.outvars),
+        result_dtypes=_dtypes(eqn.outvars),
+        literals=tuple(state.known_value for state in given),
+        scope="/".join(scope),
+        compute_dtype=compute_dtype,
+        function=function_name(called(eqn)) if is_call(eqn) else "",
+        exponent=exponent(eqn),
+        free_dimensions=free_dimensions(eqn),
+        summarize_source=lambda: source_line(eqn),
+        count_depth=lambda: reduction_depth(eqn),
+        count_flops=lambda: flops(eqn),
+    )
+
+
+def _shapes(atoms: Sequence[Atom]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(getattr(v.aval, "shape", ())) for v in atoms)
+
+
+def _dtypes(atoms: Sequence[Atom]) -> tuple[Any, ...]:
+    return tuple(getattr(v.aval, "dtype", None) for v in atoms)

@@ -9,8 +9,8 @@ import numpy as np
 from ...policies import FLOAT32
 from ..compat import Atom, Literal, variables_in
 from ..primitives.structure import bodies, has_rule, is_plain_call, isolates
+from .avals import is_16_bit
 from .data import Context, Move, Plan, Source, Use, ValueState
-from .float_dtypes import is_16_bit
 
 
 def read_low(

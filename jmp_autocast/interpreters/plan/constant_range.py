@@ -22,21 +22,38 @@ _MAX_SIZE = 2**18
 """A constant of more elements is a weight: no guard searches it for a stencil or a grid."""
 
 
-class _Found(NamedTuple):
-    exceeds: frozenset[np.dtype]
-    is_within_one: bool
-    is_clamped: bool
-    rounds: frozenset[np.dtype]
-    is_stencil: bool
-    is_even: bool
-    has_both_signs: bool
+class Found(NamedTuple):
+    """What is known of the elements of a constant.
+
+    Args:
+        exceeds: The compute dtypes in which a finite element becomes infinite. bfloat16 is none of
+            them: its copy is clamped, as a literal is (`clamped_cast`).
+        is_within_one: All finite elements are within [-1, 1].
+        is_clamped: A finite element is beyond the largest bfloat16 number.
+        rounds: The compute dtypes that round an element between `NEAR` and `BOUND`.
+        is_stencil: Its elements, or those of each filter in it, add up to 0.
+        is_even: Four or more elements along an axis are evenly spaced: positions.
+        has_both_signs: Some elements are positive and some negative: no average.
+        holds_whole: The compute dtypes that hold its elements, None where some have a fraction.
+    """
+
+    exceeds: frozenset[np.dtype] = frozenset()
+    is_within_one: bool = True
+    is_clamped: bool = False
+    rounds: frozenset[np.dtype] = frozenset()
+    is_stencil: bool = False
+    is_even: bool = False
+    has_both_signs: bool = False
     holds_whole: frozenset[np.dtype] | None = None
+
+
+_NOTHING = Found()
 
 
 class ConstantRange:
     """The range of a constant array, computed lazily.
 
-    Two ranges are equal if their attributes are, so that plans are shared between constants.
+    Two ranges are equal if their elements are alike, so that plans are shared between constants.
     """
 
     __slots__ = ("_found", "_is_small", "_value")
@@ -44,22 +61,19 @@ class ConstantRange:
     def __init__(self, value: Any) -> None:
         self._value = value
         self._is_small = np.size(value) <= _MAX_SIZE
-        self._found: _Found | None = None
+        self._found: Found | None = None
 
-    def exceeds(self) -> frozenset[np.dtype]:
-        """Returns the compute dtypes in which a finite element becomes infinite.
+    @property
+    def found(self) -> Found:
+        """What is known of its elements, after a search of all of them."""
+        if self._found is None:
+            self._found, self._value = _range_of(np.asarray(self._value)), None
+        return self._found
 
-        bfloat16 is none of them: its copy is clamped, as a literal is (`clamped_cast`).
-        """
-        return self._find().exceeds
-
-    def is_within_one(self) -> bool:
-        """Returns whether all finite elements are within [-1, 1]."""
-        return self._find().is_within_one
-
-    def rounds(self) -> frozenset[np.dtype]:
-        """Returns the compute dtypes that round an element between `NEAR` and `BOUND`."""
-        return self._find().rounds
+    @property
+    def small(self) -> Found:
+        """What is known of a small array; no larger one, a weight, is searched."""
+        return self.found if self._is_small else _NOTHING
 
     def is_clamped(self) -> bool:
         """Returns whether a finite element is known to be beyond the largest bfloat16 number.
@@ -69,37 +83,16 @@ class ConstantRange:
         """
         return self._found is not None and self._found.is_clamped
 
-    def is_stencil(self) -> bool:
-        """Returns whether its elements, or those of each filter in it, add up to 0."""
-        return self._is_small and self._find().is_stencil
-
-    def is_even(self) -> bool:
-        """Returns whether four or more elements along an axis are evenly spaced: positions."""
-        return self._is_small and self._find().is_even
-
-    def has_both_signs(self) -> bool:
-        """Returns whether some elements are positive and some negative: no average."""
-        return self._is_small and self._find().has_both_signs
-
-    def holds_whole(self) -> frozenset[np.dtype] | None:
-        """Returns the compute dtypes that hold its elements, None where some have a fraction."""
-        return self._find().holds_whole if self._is_small else None
-
-    def _find(self) -> _Found:
-        if self._found is None:
-            self._found, self._value = _range_of(np.asarray(self._value)), None
-        return self._found
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, ConstantRange) and self._find() == other._find()
+        return isinstance(other, ConstantRange) and self.found == other.found
 
     def __hash__(self) -> int:
-        return hash(self._find())
+        return hash(self.found)
 
 
-def _range_of(array: np.ndarray) -> _Found:
+def _range_of(array: np.ndarray) -> Found:
     if not array.size:
-        return _Found(frozenset(), True, False, frozenset(), False, False, False)
+        return _NOTHING
     shaped = array
     # Two passes over the array in NumPy, without a copy; most ranges are never computed.
     array = array.reshape(-1)  # an array without dimensions has no slices
@@ -119,7 +112,7 @@ def _range_of(array: np.ndarray) -> _Found:
         held = [d for d in COMPUTE_DTYPES if (array.astype(d) == array).all()] if whole else None
     holds_whole = None if held is None else frozenset(held)
     signs = bool(array.min() < 0 < array.max())
-    return _Found(exceeds, bool(largest <= 1), beyond, rounds, stencil, even, signs, holds_whole)
+    return Found(exceeds, bool(largest <= 1), beyond, rounds, stencil, even, signs, holds_whole)
 
 
 def _is_stencil(array: np.ndarray) -> bool:

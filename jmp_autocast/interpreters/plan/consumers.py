@@ -9,9 +9,8 @@ from typing import Any
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal
 from ..primitives.structure import bodies
 from ..primitives.traits import having
-from .data import EquationPlan, Request, Use
+from .data import EquationPlan, ReasonCode, Request, Use
 from .needs import NOTHING, Need, Needs
-from .reasons import ReasonCode
 
 _CONTRACTS = having("contracts")
 _FUSES = having("fuses")

@@ -22,6 +22,7 @@ from ...policies.registry import check_obeyed, known_rule
 from ..compat import aval_of
 from ..primitives import reading
 from ..primitives.traits import DERIVATIVES, FOLDS, having, leaves_float16
+from .avals import at_least, is_16_bit
 from .basic_plans import (
     cast_results,
     emitted,
@@ -31,25 +32,25 @@ from .basic_plans import (
     keep,
     move_source,
     rounded_once,
+    view_of,
     without_floats,
 )
 from .data import (
     BIND,
+    READ_BY,
     Bind,
     Context,
     Contract,
     EquationPlan,
     Keep,
+    Reason,
+    ReasonCode,
     Request,
     Source,
     Use,
     ValueState,
 )
-from .equation_view import view_of
-from .float_dtypes import is_16_bit
 from .needs import OF_PRODUCTS, ROWS, Need, cannot_pay
-from .reasons import READ_BY, Reason, ReasonCode
-from .symbolic_sizes import at_least
 from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
 
@@ -66,7 +67,6 @@ _REQUESTED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
 _ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to again and again")
 _ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
 _SQUARES = Reason(ReasonCode.FP32, "a sum of squares")
-_TURN = Reason(ReasonCode.SOURCE, "a wave of positions", (0,))
 _NO_PRODUCT = Reason(ReasonCode.NO_PRODUCT)
 _WHOLE = Reason(ReasonCode.COORD, "whole numbers that 16 bits may not hold")
 _COUNTS = Reason(ReasonCode.DOT_OUT, "its result is whole numbers")
@@ -300,13 +300,11 @@ def _cannot_pay(ctx: Context) -> EquationPlan | None:
 
 def _saying(why: str, plan: EquationPlan) -> EquationPlan:
     """Returns a plan by votes, with the reason why votes decide, or why they do not."""
-    reason = plan.reason
     votes = (ReasonCode.PROMOTE_LOW, ReasonCode.PROMOTE_FULL, ReasonCode.SOURCE)
-    if reason.code not in votes:
+    if plan.reason.code not in votes:
         return plan
-    return dataclasses.replace(
-        plan, reason=dataclasses.replace(reason, cause=f"{reason.cause}; {why}")
-    )
+    reason = dataclasses.replace(plan.reason, cause=f"{plan.reason.cause}; {why}")
+    return dataclasses.replace(plan, reason=reason)
 
 
 def _reads_what_needs_digits(ctx: Context) -> EquationPlan | None:
@@ -324,9 +322,9 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
     state, marks, constant = ctx.given[i], ctx.marks[i], ctx.given[i].const_range
     if constant is not None:
         # The result is a small difference of its terms. No learned weight adds up to 0.
-        if constant.is_stencil():
+        if constant.small.is_stencil:
             return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
-        if constant.has_both_signs() and reading.multiplies_points(ctx.eqn, i):
+        if constant.small.has_both_signs and reading.multiplies_points(ctx.eqn, i):
             return Reason(ReasonCode.LITERAL, f"constant {i} adds and subtracts points", (i,))
     # An angle is a position times a frequency. Integers with a known bound are positions. Inputs
     # have none: they are positions if at most three are summed (x, y, z), else a mask, one-hot
@@ -336,7 +334,7 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
     if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(ctx.eqn))):
         return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
     # Positions that are scaled, or are a constant of the program, are evenly spaced numbers.
-    if marks.counted or (constant is not None and constant.is_even()):
+    if marks.counted or (constant is not None and constant.small.is_even):
         return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
     # An `exp` of a value less its row's maximum is at most 1, and so is that of a negated square.
     if marks.exponential and state.dtype == FLOAT32 and ctx.compute_dtype == np.float16:
@@ -347,7 +345,7 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
 def _is_needed(ctx: Context) -> EquationPlan | None:
     """A contraction is float32 if a consumer needs its digits: squares, a decomposition, an index.
 
-    Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`; 98 % of the cells of a quantizer of
+    Without it: see `EXPANDED` and `DECOMPOSED`; 98 % of the cells of a quantizer of
     mixed radices were wrong.
     """
     if ctx.need & OF_PRODUCTS:
@@ -373,7 +371,7 @@ def _holds_whole(ctx: Context, i: int) -> bool | None:
     """Returns whether 16 bits hold the integers in an operand, None for other operands."""
     state = ctx.given[i]
     if state.const_range is not None:
-        found = state.const_range.holds_whole()
+        found = state.const_range.small.holds_whole
         return None if found is None else ctx.compute_dtype in found
     if not ctx.marks[i].whole:
         return None
@@ -464,13 +462,9 @@ def _derivative_leaves(ctx: Context) -> EquationPlan | None:
     # of a cube, as in a GELU, holds 3 x**2, infinite from 148 on. No loss scale mends these.
     if ctx.compute_dtype != np.float16:
         return None
-    has_gradient = [
-        i
-        for i, e in reading.derivative_exponents(ctx.eqn).items()
-        if leaves_float16(e)
-        and ctx.given[i].known_value is None
-        and ctx.given[i].source is not Source.CONST
-    ]
+    exponents = reading.derivative_exponents(ctx.eqn).items()
+    leaves = [ctx.given[i] for i, exponent in exponents if leaves_float16(exponent)]
+    has_gradient = any([s.known_value is None and s.source is not Source.CONST for s in leaves])
     if not has_gradient:
         return None
     plan = _saying("its derivative may leave float16", next(_plans(_BY_READERS_AND_VOTES, ctx)))
@@ -478,20 +472,6 @@ def _derivative_leaves(ctx: Context) -> EquationPlan | None:
         return None
     full = in_dtype(ctx, FLOAT32, plan.reason)
     return rounded_once(full, ctx.compute_dtype, plan.reason)
-
-
-def _turns_positions(ctx: Context) -> EquationPlan | None:
-    """At "compute", a sine of positions is a float32 constant, cast for 16-bit consumers.
-
-    Without it: RoPE's factors made float32 of queries and keys: 2 to 3 % of a step's traffic.
-    """
-    # By hand, the results of sin and cos are cast before a product with a query, and the operand
-    # is not.
-    if not ctx.policy.data_abstains or not ctx.marks[0].angle:
-        return None
-    plan = in_dtype(ctx, FLOAT32, _TURN)
-    results = (ValueState(FLOAT32, Source.CONST, may_be_rounded=True),)
-    return dataclasses.replace(plan, results=results)
 
 
 def _is_norm(ctx: Context) -> EquationPlan | None:
@@ -551,7 +531,6 @@ _BY_READERS_AND_VOTES: tuple[Link, ...] = (Link(_readers_agree), Link(_voters_de
 _PROMOTES: tuple[Link, ...] = (
     Link(_is_accumulator),
     Link(_derivative_leaves, DERIVATIVES),
-    Link(_turns_positions, having("turns")),
     Link(_is_norm, _CONTRACTS),
     *_BY_READERS_AND_VOTES,
 )

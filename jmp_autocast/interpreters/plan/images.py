@@ -14,9 +14,9 @@ from typing import Any, TypeAlias
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, body_of
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
+from .avals import at_least, element_count, is_as_large
 from .mark_sweep import AllMarks, Memo, given_to, lookup, marks_of, moved_in
 from .marks import Marks
-from .symbolic_sizes import at_least, element_count, is_as_large
 
 
 class Made(enum.IntFlag):

@@ -11,14 +11,23 @@ from ...policies import FLOAT32, Policy
 from ..compat import body_of
 from ..primitives.structure import Body, bodies
 from ..regions import Region
+from .avals import is_16_bit
 from .call_operands import cast_states, read_low
-from .data import Context, EquationPlan, Inside, Plan, Request, Source, Use, ValueState
-from .float_dtypes import is_16_bit
-from .mark_sweep import inputs_of
+from .data import (
+    Context,
+    EquationPlan,
+    Inside,
+    Plan,
+    Reason,
+    ReasonCode,
+    Request,
+    Source,
+    Use,
+    ValueState,
+)
+from .mark_sweep import accumulating_carries, inputs_of, residual_streams
 from .marks import PARAMETER, Marks
 from .needs import Need, needs_in_bodies
-from .reasons import Reason, ReasonCode
-from .returning_carries import accumulating_carries, residual_streams
 from .structural import (
     INSIDE,
     Plans,

@@ -29,14 +29,13 @@ import jax
 import jax.numpy as jnp
 
 from ..compat import Atom, JaxprEqn, Literal, assumed_size, aval_of
-from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
+from ..primitives.reading import exponent, iota_length, is_norm
 from ..primitives.traits import BACKWARD, FOLDS, having
-from .symbolic_sizes import at_least, element_count, is_as_large
+from .avals import at_least, element_count, is_as_large
 
 _SUMS = having("sums") | {"sub"}
 _CHEAP = having("feeds") | having("rounds")
 REARRANGES = having("moves") | {"convert_element_type"}
-_CONTRACTS = having("contracts")
 _JOINS = having("joins")
 _SCALES = frozenset(("mul", "div"))
 _EXP = frozenset(("exp", "exp2"))
@@ -54,8 +53,7 @@ _OF_FULL_SIZE = ("summed", "factors", "convolved", "scaled", "exponential")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
     """
-    convolved spread given fresh largest angle whole saturated fixed
-    averaged
+    convolved spread given fresh largest whole saturated fixed averaged
     """.split()
 )
 
@@ -94,8 +92,6 @@ class Marks(NamedTuple):
             none.
         images: Of an input of a body: the arrays, by number, that it and another input are computed
             from, and how: `images`.
-        angle: A cast of integers, or a function of such and of given values, element by element or
-            by an outer product: positions times frequencies.
         whole: Numbers without a fraction: cast from integers or rounded to them, since then only
             moved, chosen, added up and multiplied with such.
         saturated: A function with limits, such as a sigmoid or a tanh, made it.
@@ -124,7 +120,6 @@ class Marks(NamedTuple):
     largest: bool = False
     same: int = 0
     images: tuple[tuple[int, Any], ...] = ()
-    angle: bool = False
     whole: bool = False
     saturated: bool = False
     fixed: bool = False
@@ -144,8 +139,7 @@ PARAMETER = Marks(given=2)
 CONSTANT = Marks(given=1, fixed=True)
 NUMBER = Marks(given=3, fixed=True)
 WHOLE_NUMBER = Marks(given=3, whole=True, fixed=True)
-COUNTED = Marks(counted=True, angle=True, whole=True)
-ANGLE = Marks(angle=True)
+COUNTED = Marks(counted=True, whole=True)
 BITS = Marks(bound=1, whole=True)
 _UNMARKED = (NONE, NUMBER, WHOLE_NUMBER)
 
@@ -229,12 +223,6 @@ class Operands(NamedTuple):
         if self.name == "div":
             return self.marks[:1]
         return self.marks if self.name in _JOINS or any([m.given for m in self.marks]) else ()
-
-    @property
-    def floats(self) -> list[Marks]:
-        """The marks of the float operands."""
-        pairs = zip(self.eqn.invars, self.marks, strict=False)  # a contraction has sizes, too
-        return [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
 
     def bound(self, i: int) -> int:
         """Returns the bound of an operand, the sign of a literal."""
@@ -355,14 +343,10 @@ def _counted(it: Operands, mark: str) -> bool:
     return len(others) < len(pairs) and are_numbers
 
 
-def _angle(it: Operands, mark: str) -> bool:
-    """Whether floats are a function of integers and given values alone."""
-    floats = it.floats
-    return any([m.angle for m in floats]) and all([m.angle or m.given for m in floats])
-
-
 def _whole(it: Operands) -> bool:
-    return bool(floats := it.floats) and all([m.whole for m in floats])
+    pairs = zip(it.eqn.invars, it.marks, strict=True)
+    floats = [m.whole for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
+    return bool(floats) and all(floats)
 
 
 # --- bounds -------------------------------------------------------------------------------------
@@ -476,7 +460,6 @@ ROWS = (
     Row("gram", through=_SUMS | {"neg"}, joins=_gram_of_summands),
     Row("gram", through=("select_n",), joins=_gram_of_cases),
     Row("counted", through=_KEEPS_COUNT, joins=_counted),
-    Row("angle", through=_OF_ELEMENTS, joins=_angle),
     Row("whole", _SNAPS),
     Row("whole", _KEEPS_WHOLE - _SNAPS - {"div"}, _whole),
     Row("saturated", having("saturates")),
@@ -538,7 +521,7 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
     """Returns the marks of positions, and of elements that are spread, added up or moved."""
     name = eqn.primitive.name
     if name == "iota":
-        return COUNTED if not at_least(3, iota_length(eqn)) else ANGLE
+        return NONE if at_least(3, iota_length(eqn)) else COUNTED
     if not marks:
         return None
     m = marks[0]
@@ -559,7 +542,7 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
         if jnp.issubdtype(dtype, jnp.bool_):
             return BITS
         if jnp.issubdtype(dtype, jnp.integer):
-            return m._replace(angle=True, whole=True)
+            return m._replace(whole=True)
     return m if name in REARRANGES else None
 
 
@@ -572,7 +555,6 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
         is_gram: Both of its operands hold the elements of one array.
     """
     is_sum_of_squares, marks = is_norm(eqn), marks[:2]
-    it = Operands(eqn, marks, ())
     return Marks(
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
@@ -581,7 +563,6 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
         gram=2 if is_gram and not is_sum_of_squares else 0,
         bound=int(is_sum_of_squares),
         exponential=any([m.exponential for m in marks]),
-        angle=at_least(1, reduction_depth(eqn)) and _angle(it, "angle"),
         whole=all([m.whole for m in marks]),
         averaged=2 if any([m.fixed for m in marks]) else 1,
     )

@@ -18,7 +18,6 @@ from ...policies.registry import registered_rules
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of
 from ..primitives.reading import (
     casts_to_integer,
-    exponent,
     free_dimensions,
     multiplies_points,
     reduction_depth,
@@ -26,10 +25,10 @@ from ..primitives.reading import (
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
+from .avals import at_least, element_count
 from .images import Images, cancelled, images_in, multiplies_complement, with_images
-from .mark_sweep import Memo, accumulated_in, given_to, inputs_of, lookup, marks_of, moved_in
+from .mark_sweep import Memo, given_to, inputs_of, lookup, marks_of, moved_in
 from .marks import MOST_FACTORS, Marks, adds
-from .symbolic_sizes import at_least, element_count
 
 
 class Need(enum.IntFlag):
@@ -43,8 +42,7 @@ class Need(enum.IntFlag):
         LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
         ADDED: A sum of two values of its size: see `marks`.
         EXPANDED: A sum with squares: a distance or a variance, multiplied out.
-        DECOMPOSED: A decomposition of a matrix, or a solve.
-        CHAINED: A product that makes such a matrix of more than one array.
+        DECOMPOSED: A decomposition of a matrix, or a solve, behind products of several arrays, too.
         BEYOND_SUMS: Anything that is no sum.
         COMPUTED: Anything that does more than move it.
     """
@@ -56,7 +54,6 @@ class Need(enum.IntFlag):
     ADDED = enum.auto()
     EXPANDED = enum.auto()
     DECOMPOSED = enum.auto()
-    CHAINED = enum.auto()
     BEYOND_SUMS = enum.auto()
     LEADS = enum.auto()
     COMPUTED = enum.auto()
@@ -75,9 +72,8 @@ class Need(enum.IntFlag):
 NOTHING = Need(0)
 LOST: Need = Need.POLE | Need.SHARP
 HARMED: Need = LOST | Need.SNAP
-OF_PRODUCTS: Need = Need.EXPANDED | Need.DECOMPOSED | Need.CHAINED
+OF_PRODUCTS: Need = Need.EXPANDED | Need.DECOMPOSED
 """What contractions are asked for, too: the guards of `equation` keep them in float32."""
-_OF_MATRICES = Need.DECOMPOSED | Need.CHAINED
 
 _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
@@ -106,6 +102,7 @@ DECOMPOSES = frozenset(
     tridiagonal tridiagonal_solve custom_linear_solve
     """.split()
 )
+
 _EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min".split())
 
 
@@ -130,10 +127,7 @@ class NeedContext(NamedTuple):
 
 
 def _poles(ctx: NeedContext) -> Sequence[Any]:
-    name = ctx.eqn.primitive.name
-    if name in _POLE_AT_0 or (exponent(ctx.eqn) or 0) < 0:
-        return ctx.eqn.invars[:1]
-    return ctx.eqn.invars[1:] if name in _POLE_AT_1 else ()
+    return ctx.eqn.invars[1:] if ctx.eqn.primitive.name in _POLE_AT_1 else ctx.eqn.invars[:1]
 
 
 def _is_kept_away(eqn: JaxprEqn) -> bool:
@@ -147,17 +141,12 @@ def _factors(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name != "mul":
         return ctx.eqn.invars[:1]
     # The factor of a long product, or of an accumulator that is added to again, needs its digits.
-    a, b = ctx.eqn.invars
+    (a, b), (ma, mb) = ctx.eqn.invars, ctx.marks
     if a is b:
         return ()
     is_added = bool(ctx.need & Need.ADDED)
-
-    def is_factor_of(m: Any) -> bool:
-        return m.factors >= MOST_FACTORS or (is_added and m.summed)
-
-    ma, mb = ctx.marks
-    found = [v for v, m in ((a, mb), (b, ma)) if is_factor_of(m)]
-    return [v for v in found if not isinstance(v, Literal)]
+    pairs = ((a, mb), (b, ma))
+    return [v for v, m in pairs if m.factors >= MOST_FACTORS or (is_added and m.summed)]
 
 
 def cannot_pay(eqn: JaxprEqn) -> bool:
@@ -215,22 +204,20 @@ def _origins(ctx: NeedContext, eqn: JaxprEqn) -> list[Atom]:
 
 
 def _is_float32(ctx: NeedContext) -> bool:
-    """Whether a contraction is no product in 16 bits."""
-    return cannot_pay(ctx.eqn) or _warps(ctx) or bool(ctx.need & OF_PRODUCTS)
+    """Whether a contraction is no product in 16 bits, such as a constant that warps points."""
+    warps = [m.fixed and multiplies_points(ctx.eqn, i) for i, m in enumerate(ctx.marks[:2])]
+    return cannot_pay(ctx.eqn) or any(warps) or bool(ctx.need & OF_PRODUCTS)
 
 
-def _warps(ctx: NeedContext) -> bool:
-    """Whether a contraction applies a constant matrix to points."""
-    return any([m.fixed and multiplies_points(ctx.eqn, i) for i, m in enumerate(ctx.marks[:2])])
-
-
-def _chained(ctx: NeedContext) -> Sequence[Any]:
-    if ctx.eqn.primitive.name == "mul":
-        # The need passes through a matrix that a given value scales, but not through a gate.
-        is_scaled = any([m.given for m in ctx.marks])
-        return ctx.eqn.invars if ctx.need & Need.CHAINED and is_scaled else ()
-    if not ctx.need & _OF_MATRICES:
+def _decomposed(ctx: NeedContext) -> Sequence[Any]:
+    name = ctx.eqn.primitive.name
+    if name in DECOMPOSES:
+        return ctx.eqn.invars
+    if not ctx.need & Need.DECOMPOSED:
         return ()
+    if name == "mul":
+        # The need passes through a matrix that a given value scales, but not through a gate.
+        return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
     # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
     # rounded.
     a, b = _origins(ctx, ctx.eqn)
@@ -301,7 +288,7 @@ class Row(NamedTuple):
 ROWS = (
     Row(
         Need.POLE,
-        _POLE_AT_0 | _POLE_AT_1 | {"integer_pow"},
+        _POLE_AT_0 | _POLE_AT_1,
         _poles,
         _CHEAP,
         # Near its pole the function multiplies an error of its operand by 1 / operand.
@@ -344,7 +331,6 @@ ROWS = (
         lambda ctx: () if _is_float32(ctx) else ctx.eqn.invars[:3],
         _LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
-        stops=casts_to_integer,
     ),
     Row(
         Need.ADDED,
@@ -364,21 +350,13 @@ ROWS = (
     ),
     Row(
         Need.DECOMPOSED,
-        DECOMPOSES,
-        lambda ctx: ctx.eqn.invars,
-        _CHEAP | {"exp", "exp2", "sqrt", "pow"},
-        "a Kalman filter was NaN where float32 is finite, a ridge regression 10 to 22 % off",
-        _ALL | _CONTRACTS,
-        "a decomposition or a solve, which multiplies its error by the condition number",
-    ),
-    Row(
-        Need.CHAINED,
-        _CONTRACTS | {"mul"},
-        _chained,
-        _SUMS | having("moves") | {"sub", "neg", "select_n", "concatenate", "convert_element_type"},
+        DECOMPOSES | _CONTRACTS | {"mul"},
+        _decomposed,
+        _CHEAP - {"mul"} | {"exp", "exp2", "sqrt", "pow"},
+        "a Kalman filter was NaN where float32 is finite, a ridge regression 10 to 22 % off, and "
         "`h @ p @ h.T` is no covariance where `h @ p` was rounded",
         _ALL | _CONTRACTS,
-        "a product whose result is decomposed",
+        "a decomposition or a solve, which multiplies its error by the condition number",
     ),
 )
 
@@ -497,9 +475,6 @@ def needs_in_bodies(
     """
     held = bodies(eqn)
     returned = [[NOTHING if r is None else of_results[r] for r in b.results] for b in held]
-    for body, outputs in zip(held, returned, strict=True):
-        for k in accumulated_in(body, memo):
-            outputs[k] |= Need.ADDED
     while True:
         found = [
             ReadIn(b, outputs, needs_of(body_of(b.jaxpr), outputs, memo, inputs_of(b, given, memo)))

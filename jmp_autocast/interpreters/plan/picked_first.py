@@ -29,9 +29,8 @@ from ..primitives.picking import (
     with_all_dimensions,
 )
 from ..primitives.source_view import detached, source_view
-from .data import BIND, Bind, Cast, Emit, EquationPlan, Keep, Move, Plan, ValueState
-from .float_dtypes import is_16_bit
-from .reasons import ReasonCode
+from .avals import is_16_bit
+from .data import BIND, Bind, Cast, Emit, EquationPlan, Keep, Move, Plan, ReasonCode, ValueState
 
 mark_frames(__file__)
 

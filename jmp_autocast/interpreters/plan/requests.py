@@ -16,12 +16,10 @@ from typing import Any, NamedTuple
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
+from .avals import at_least, element_count, is_16_bit
 from .consumers import Consumers, Uses
-from .data import Context, EquationPlan, Request, Use, ValueState
-from .float_dtypes import is_16_bit
+from .data import Context, EquationPlan, ReasonCode, Request, Use, ValueState
 from .needs import HARMED, LOST, NOTHING, RAISED, ROWS, Need, Needs
-from .reasons import ReasonCode
-from .symbolic_sizes import at_least, element_count
 from .votes import is_stream
 
 _CLEARS = having("clears")

@@ -1,4 +1,4 @@
-"""Plans of equations with bodies: the dtypes of operands and results.
+"""Plans of equations with bodies, and of the program's own casts: of all without a cast policy.
 
 Loops have a file of their own, `loops.py`. A higher-order primitive in `structure.py` without a
 rule of its own is planned by `plan_described`.
@@ -10,27 +10,45 @@ import dataclasses
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, Protocol
 
+import jax.numpy as jnp
 import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
 from ...policies.registry import known_rule
-from ..compat import AnyJaxpr, is_ref, jax_function
+from ...scopes import CAST, mark
+from ..compat import AnyJaxpr, Atom, aval_of, is_ref, jax_function
+from ..primitives.reading import cast_dtype
 from ..primitives.structure import (
     STRUCTURES,
     Body,
     bodies,
     called,
+    has_rule,
     holds_rules,
     is_plain_call,
 )
 from ..regions import Regions
-from .basic_plans import as_declared, emitted, keep
+from .basic_plans import as_declared, emitted, keep, view_of
 from .call_operands import cast_states, read_full, read_low
-from .data import BIND, KEEP, Context, EquationPlan, Inside, Plan, Request, Source, Use, ValueState
-from .equation_view import view_of
+from .data import (
+    BIND,
+    KEEP,
+    Cast,
+    Context,
+    EquationPlan,
+    Inside,
+    Move,
+    Plan,
+    Reason,
+    ReasonCode,
+    Request,
+    Source,
+    Use,
+    ValueState,
+)
 from .mark_sweep import Memo
 from .marks import NONE
-from .reasons import Reason, ReasonCode
+from .value_facts import number_state
 
 
 class Plans(Protocol):
@@ -73,6 +91,7 @@ PlanningRule = Callable[[Plans, Context], EquationPlan]
 PLANNING_RULES: dict[str, PlanningRule] = {}
 
 INSIDE = Reason(ReasonCode.STRUCTURAL)
+_OURS = mark(CAST)
 
 
 def plans(*names: str) -> Callable[[PlanningRule], PlanningRule]:
@@ -136,14 +155,40 @@ def _emission(ctx: Context) -> EquationPlan | None:
 # --- calls ----------------------------------------------------------------------------------
 
 
-def _around(ctx: Context, inner: Plan, operands: Sequence[np.dtype | None]) -> EquationPlan:
-    """Returns the plan of an equation whose operands and results are those of its one body."""
-    unchanged = inner.identity and not any(operands) and not _may_lower_in_rule(ctx)
+@plans(*[name for name, it in STRUCTURES.items() if it.is_call], "shard_map")
+def _call(planner: Plans, ctx: Context) -> EquationPlan:
+    """A call is planned as if it were inlined, with casts of its operands before it.
+
+    Computed operands that the body reads in 16 bits only are cast before it, and so are sources:
+
+    * Of a function with a derivative rule of the user's own. The rule is opaque, takes no copies,
+      and keeps its operands for the backward pass: it gets the copy that everyone else reads, and
+      no float32 weight is kept beside it.
+    * Of a `shard_map` with ``level="by_hand"``: the copy alone is sent to the devices, and the
+      gradient has its dtype. At other levels a source is sent beside its copy.
+
+    A batching rule sees no copies: its operands go in as they are.
+    """
+    (body,), is_custom = bodies(ctx.eqn), has_rule(ctx.eqn)
+    if is_custom:
+        # The rule's own products are in the compute dtype, so that those of the function are, too.
+        given = [dataclasses.replace(s, tag=None) if s.tag else s for s in ctx.given]
+        ctx = ctx._replace(given=tuple(given))
+    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
+    casts: list[np.dtype | None] = [None] * len(ctx.given)
+    if ctx.name != "custom_vmap_call":
+        is_sent = ctx.name == "shard_map" and ctx.policy.rounds_weight_gradients
+        low = read_low(inner, ctx, (None, *Source) if is_custom or is_sent else (None,))
+        casts = [one or other for one, other in zip(low, read_full(inner, ctx), strict=True)]
+    if any(casts):
+        given = cast_states(ctx.given, casts)
+        inner = planner.plan(body.jaxpr, given, ctx.requests, ctx.region.names)
+    unchanged = inner.identity and not any(casts) and not _may_lower_in_rule(ctx)
     is_open = any(s.is_looked_up for s in inner.outputs)
     return EquationPlan(
         Inside((inner,), unchanged, is_open and is_plain_call(ctx.eqn)),
         ctx.given,
-        tuple(operands),
+        tuple(casts),
         inner.outputs,
         INSIDE,
         uses=inner.uses,
@@ -158,82 +203,6 @@ def _may_lower_in_rule(ctx: Context) -> bool:
     """
     lowers = ctx.region.compute_dtype is not None
     return lowers and holds_rules(ctx.eqn) and not jax_function(called(ctx.eqn))
-
-
-def _calls(has_rule: bool) -> list[str]:
-    calls = [(name, it) for name, it in STRUCTURES.items() if it.is_call and not it.isolates]
-    return [name for name, it in calls if it.has_rule is has_rule]
-
-
-def _with_casts(
-    planner: Plans, ctx: Context, inner: Plan, operands: Sequence[np.dtype | None]
-) -> tuple[Plan, list[np.dtype | None]]:
-    """Returns the plan of the body after the casts before a call, and all these casts.
-
-    Args:
-        planner: Plans the body.
-        ctx: The call.
-        inner: The plan of its body without casts, with the dtypes that the body reads.
-        operands: The casts to 16 bits.
-    """
-    casts = [low or full for low, full in zip(operands, read_full(inner, ctx), strict=True)]
-    if any(casts):
-        given = cast_states(ctx.given, casts)
-        inner = planner.plan(called(ctx.eqn), given, ctx.requests, ctx.region.names)
-    return inner, casts
-
-
-@plans(*_calls(has_rule=False))
-def _call(planner: Plans, ctx: Context) -> EquationPlan:
-    """A call is planned as if it were inlined, with casts of its 16-bit operands before it."""
-    (body,), path = bodies(ctx.eqn), ctx.region.names
-    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, path)
-    inner, operands = _with_casts(planner, ctx, inner, read_low(inner, ctx))
-    return _around(ctx, inner, operands)
-
-
-@plans(*_calls(has_rule=True))
-def _custom_derivative(planner: Plans, ctx: Context) -> EquationPlan:
-    """A function with a derivative rule of the user's own is a call, but takes no copies.
-
-    A source that the body reads in 16 bits alone is cast before: the user's rule then gets, and
-    keeps for the backward pass, the copy that everyone else reads.
-    """
-    (body,), path = bodies(ctx.eqn), ctx.region.names
-    # The rule's own products are in the compute dtype, so that those of the function are, too.
-    ctx = ctx._replace(given=untagged(ctx.given))
-    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, path)
-    # The user's rule is opaque: it keeps its operands for the backward pass. A float32 weight would
-    # be kept beside its 16-bit copy.
-    inner, operands = _with_casts(planner, ctx, inner, read_low(inner, ctx, (None, *Source)))
-    return _around(ctx, inner, operands)
-
-
-@plans("custom_vmap_call")
-def _custom_batching(planner: Plans, ctx: Context) -> EquationPlan:
-    """Operands go in as they are: a batching rule sees no copies."""
-    (body,) = bodies(ctx.eqn)
-    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
-    return _around(ctx, inner, [None] * len(ctx.given))
-
-
-@plans("shard_map")
-def _device_map(planner: Plans, ctx: Context) -> EquationPlan:
-    """Operands that the body reads in 16 bits only are cast before the transfer to devices.
-
-    A source is sent beside its copy, and its gradient is float32. With ``level="by_hand"`` the copy
-    alone is sent, and the gradient has its dtype.
-    """
-    (body,) = bodies(ctx.eqn)
-    inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
-    kinds = (None, *Source) if planner.policy.rounds_weight_gradients else (None,)
-    inner, operands = _with_casts(planner, ctx, inner, read_low(inner, ctx, kinds))
-    return _around(ctx, inner, operands)
-
-
-def untagged(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
-    """Returns the states of operands without the data of extensions."""
-    return tuple(dataclasses.replace(s, tag=None) if s.tag is not None else s for s in states)
 
 
 # --- branches, and primitives without a rule of their own -----------------------------------
@@ -337,3 +306,67 @@ def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
 def loop_invariants(states: Sequence[ValueState]) -> list[ValueState]:
     """Returns the states of the constants of a loop, inside the loop."""
     return [dataclasses.replace(s, loop_invariant=True) if s.source else s for s in states]
+
+
+# --- the program's own casts -----------------------------------------------------------------
+
+
+@plans("convert_element_type")
+def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
+    """A cast of the program is done as written.
+
+    A cast bool or small integer is a constant; other integers become data with their bound.
+    """
+    given, eqn = ctx.given, ctx.eqn
+    (state,), (var,) = given, eqn.invars
+    is_back = aval_of(eqn.outvars[0]).dtype == FLOAT32
+    if is_back and ctx.region.names and ctx.region.names[-1] == _OURS:
+        # This cast follows a kernel, whose result keeps its dtype.
+        no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
+        return EquationPlan(Cast(), given, (None,), (state,), no_cast)
+    source, target = ctx.declared(var), ctx.declared(eqn.outvars[0])
+    cast = Reason(ReasonCode.USER_CAST, f"{aval_of(var).dtype} to {cast_dtype(eqn)}")
+    if source is None and target is None:
+        known = state.known_value
+        bound = state.integer_bound if known is None else abs(known)
+        result = ValueState(None, known_value=known, integer_bound=bound)
+        return EquationPlan(KEEP, given, (None,), (result,), cast)
+    if source is None:
+        assert target is not None
+        action = Move() if _is_exact(var) else KEEP
+        result = number_state(aval_of(var).dtype, target, state)
+        return EquationPlan(action, given, (None,), (result,), cast)
+    # The value may run in another dtype than the one that the cast was written for.
+    as_declared = state.dtype == source
+    action = KEEP if as_declared else Cast()
+    if target is None:
+        # float64 and complex numbers have the digits of float32: a cast to them requests float32.
+        made = aval_of(eqn.outvars[0]).dtype
+        is_wider = jnp.issubdtype(made, jnp.inexact) and made.itemsize > FLOAT32.itemsize
+        uses = (Use.FULL,) if is_wider else ()
+        return EquationPlan(action, given, (None,), (ValueState(None),), cast, uses=uses)
+    if source == target:
+        # Only the weak type changes: the value keeps its dtype.
+        code = ReasonCode.STRUCTURAL
+        if state.source is not None:
+            action, code = Move(as_declared), ReasonCode.SOURCE
+        return EquationPlan(action, given, (None,), (state,), Reason(code, "no cast", (0,)))
+    if state.known_value is not None:
+        result = ValueState(target, Source.LITERAL, state.known_value)
+    else:
+        bound = state.integer_bound
+        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
+    # The cast requests its target dtype: the producer of a cast to float32 is raised rather than
+    # rounded and widened again.
+    use = Use.of(target)
+    if use is Use.LOW and target != ctx.region.compute_dtype:
+        # The compute dtype lacks digits or range of `target`: do not round the producer.
+        use |= Use.FULL
+    lowers = ctx.region.compute_dtype is not None and state.dtype != target
+    operand = target if lowers else None
+    return EquationPlan(action, given, (operand,), (result,), cast, uses=(use,))
+
+
+def _is_exact(var: Atom) -> bool:
+    dtype = aval_of(var).dtype
+    return isinstance(dtype, np.dtype) and dtype.kind in "biu" and dtype.itemsize == 1

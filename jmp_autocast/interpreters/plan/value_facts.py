@@ -13,9 +13,9 @@ from ...policies import FLOAT32, Policy
 from ..compat import Atom, Literal
 from ..primitives.clamped_cast import clamped
 from ..primitives.traits import FOLDS, having
+from .avals import float_dtype
 from .copies import products_of
 from .data import Source, ValueState
-from .float_dtypes import float_dtype
 from .marks import GIVEN, PARAMETER
 
 _AFFINE = having("affine")

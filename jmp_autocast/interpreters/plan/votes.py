@@ -1,18 +1,28 @@
-"""Which operands set the dtype of a promoting equation, and which literals forbid 16 bits."""
+"""Which operands set the dtype of a promoting equation, and which literals forbid 16 bits.
+
+A float32 sum of activations that were 16 bits before is rounded, but only once (`rounded_stream`).
+A norm after a convolution computes in float32 on values that have lost 2**-9 in the convolution.
+With ``dtype=`` by hand, and in PyTorch's batch norm, its result is 16 bits, and so is the sum of a
+residual network, which is a residual of the backward pass. Here the sum is computed in float32 and
+rounded once.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
 
+from ...policies import FLOAT32
 from ..compat import aval_of
 from ..primitives.traits import having
+from .avals import is_16_bit, is_as_large
+from .basic_plans import rounded_once
 from .constant_range import BOUND, NEAR
-from .data import Context, Source, ValueState
+from .data import Context, EquationPlan, Inside, Reason, ReasonCode, Source, ValueState
 from .marks import is_convolved_sum
-from .reasons import Reason, ReasonCode
-from .symbolic_sizes import is_as_large
+from .needs import HARMED, Need
 from .value_facts import clamped, representable
 
 _CHOOSES = having("chooses")
@@ -23,6 +33,7 @@ _STARTS = having("affine") - (_SHIFTS - _SUMS)
 # The sum of this and a number of order one keeps no digit of the number in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
+_SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
 
 
 def voters(ctx: Context) -> list[int]:
@@ -107,7 +118,7 @@ def is_harmless(state: ValueState) -> bool:
     """Returns whether a source is known to be small, or exact, or one literal, as in PyTorch."""
     if state.known_value is not None or state.may_be_rounded:
         return True
-    return state.const_range is not None and state.const_range.is_within_one()
+    return state.const_range is not None and state.const_range.found.is_within_one
 
 
 def is_stream(ctx: Context) -> bool:
@@ -160,7 +171,7 @@ def literal_guard(
         if value is not None and not representable(value, compute_dtype):
             cause = f"{value:g} has no {compute_dtype.name} value"
             return Reason(ReasonCode.LITERAL, cause, (i,))
-        if const_range is not None and compute_dtype in const_range.exceeds():
+        if const_range is not None and compute_dtype in const_range.found.exceeds:
             cause = f"operand {i} exceeds the range of {compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
@@ -181,7 +192,9 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
     for i in ctx.floats:
         value, const_range = ctx.given[i].known_value, ctx.given[i].const_range
         if value is None:
-            takes = chooses and const_range is not None and compute_dtype in const_range.rounds()
+            takes = (
+                chooses and const_range is not None and compute_dtype in const_range.found.rounds
+            )
         elif ctx.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
@@ -194,3 +207,58 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
             cause = f"{what} takes digits of what it meets in {compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
+
+
+def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
+    """Returns the plan of an equation, rounded if it is a stream, or marked as rounded before.
+
+    A sum is a stream if a product reads it through elementwise operations. One that only a
+    loss or a mean reads keeps float32, and so does one that becomes an integer, or reaches a
+    logarithm or a denominator.
+
+    Args:
+        ctx: The equation.
+        plan: Its plan so far.
+    """
+    # At level "tensor_cores" nothing but contractions rounds.
+    if ctx.region.compute_dtype is None or ctx.policy.level == "tensor_cores":
+        return plan
+    if isinstance(plan.action, Inside) or not _was_rounded(ctx, plan):
+        return plan
+    if not (ctx.policy.data_abstains or _promotes_computed(ctx, plan)):
+        return plan
+    read_low = bool(ctx.need & Need.LEADS) and not ctx.need & HARMED
+    is_summed = is_stream(ctx) and all([state.is_computed for state in ctx.given])
+    if read_low and is_summed and plan.reason.code is ReasonCode.PROMOTE_FULL:
+        return rounded_once(plan, ctx.compute_dtype, _SUM)
+    return dataclasses.replace(
+        plan, results=(dataclasses.replace(plan.results[0], was_rounded=True),)
+    )
+
+
+def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
+    """Whether computed operands alone make an equation float32, as in PyTorch.
+
+    Ops that PyTorch computes in float32 (an exponential), results of guards (``h + 10000``), and
+    sums with a position or another source have digits of their own. At level "compute" none of this
+    counts, as with ``dtype=`` by hand.
+    """
+    if plan.reason.code is not ReasonCode.PROMOTE_FULL:
+        return False
+    if any(ctx.given[i].source is not None for i in voters(ctx)):
+        return False
+    return far_literal(ctx, ctx.compute_dtype) is None
+
+
+def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:
+    """Whether the float32 result is made element by element of values that were 16 bits before."""
+    if len(plan.results) != 1 or plan.results[0].dtype != FLOAT32:
+        return False
+    shape = aval_of(ctx.eqn.outvars[0]).shape
+    pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
+    found = [
+        s.was_rounded or is_16_bit(s.dtype)
+        for v, s in pairs
+        if s.is_computed and aval_of(v).shape == shape
+    ]
+    return bool(found) and all(found)

@@ -31,8 +31,8 @@ from ..compat import (
     zero_cotangent,
 )
 from ..compat.settings import in_settings_of_now
+from ..plan.avals import is_16_bit
 from ..plan.data import EquationPlan, Request
-from ..plan.float_dtypes import is_16_bit
 from ..plan.needs import Need
 from ..primitives.evaluate import of_positions
 from ..primitives.structure import called

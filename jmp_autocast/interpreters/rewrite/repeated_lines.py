@@ -35,7 +35,7 @@ from ..compat import (
 )
 from ..compat.rebuilding import with_equations
 from ..plan.data import Bind, Cast, Contract, EquationPlan, Inside, Keep, Move, Plan
-from ..plan.kinds import literal_key
+from ..plan.planner import literal_key
 from ..primitives.structure import is_plain_call
 from .values import Value
 

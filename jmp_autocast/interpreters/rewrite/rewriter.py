@@ -37,6 +37,7 @@ from ..compat import (
     without_nan_checks,
 )
 from ..compat.settings import jit_is_disabled
+from ..plan.avals import float_dtype
 from ..plan.copies import CopyKey, copy_aval
 from ..plan.data import (
     Bind,
@@ -52,7 +53,6 @@ from ..plan.data import (
     Stored,
     ValueState,
 )
-from ..plan.float_dtypes import float_dtype
 from ..plan.picked_first import picked_first
 from ..plan.structural import Plans
 from ..primitives.accumulate import accumulating_contraction, is_lowered_by_us

@@ -1,11 +1,31 @@
-"""Sizes of shapes, in which `jax.export` may put symbolic dimensions."""
+"""Types of values: which of them autocast casts, and their sizes, which may be symbolic."""
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
-from ..compat import Atom, InconclusiveDimensionOperation, aval_of
+import numpy as np
+
+from ...policies import FLOAT_DTYPES
+from ..compat import Atom, InconclusiveDimensionOperation, aval_of, is_array_aval
+
+
+@functools.lru_cache(4096)
+def float_dtype(aval: Any) -> np.dtype | None:
+    """Returns the dtype of an array that autocast may cast, None for anything else.
+
+    Args:
+        aval: The type of a value.
+    """
+    dtype = getattr(aval, "dtype", None)
+    return dtype if dtype in FLOAT_DTYPES and is_array_aval(aval) else None
+
+
+def is_16_bit(dtype: np.dtype | None) -> bool:
+    """Returns whether a dtype is float16 or bfloat16; False for None, which is no float."""
+    return dtype is not None and dtype.itemsize == 2
 
 
 def element_count(atom: Atom) -> Any:
@@ -36,7 +56,7 @@ def at_least(one: Any, other: Any) -> bool:
 
 def is_as_large(atom: Atom, other: Any) -> bool:
     """Returns whether a variable or literal has at least as many elements as another."""
-    return at_least(math.prod(aval_of(atom).shape), math.prod(aval_of(other).shape))
+    return at_least(element_count(atom), element_count(other))
 
 
 def largest_index(length: Any) -> float:

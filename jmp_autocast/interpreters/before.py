@@ -1,0 +1,210 @@
+"""Prepares a jaxpr for planning: from jaxpr to jaxpr, independent of mixed precision.
+
+Each pass takes the equations of one jaxpr, and knows only declared dtypes.
+
+**Numbers are cast.** Integers and bools that a product multiplies by floats: masks, one-hot rows,
+counts. ``jnp.matmul`` traces a product of int8 and float32 as one equation, without a cast. JAX
+computes it in float32, where matrix units multiply 16 bits. With the cast it is a product like any
+other, as ``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w`` writes it, of the same bits.
+
+**Calls at picks are inlined**, between a value and the elements that are picked from it. A cross
+entropy reads one log-probability a row. The picked element of ``logits - max - log(sum)`` is that
+of ``logits``, less the maximum and the logarithm of its row: so it is picked first, then computed.
+A TPU stores the operand of a gather: 1.65 GB of float32 log-probabilities for 8 x 1024 tokens of a
+vocabulary of 50,257, half of the memory of a step of a GPT with two layers. The plan decides which
+equations are in float32, and so which elements are picked first: `plan/picked_first.py`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from ..policies import FLOAT_DTYPES
+from .compat import AnyJaxpr, JaxprEqn, Literal, aval_of, body_of, consts_of, with_dtype
+from .compat.rebuilding import (
+    equation_like,
+    is_dropped,
+    renamed,
+    standing_in,
+    variable,
+    with_equations,
+)
+from .primitives.picking import is_elementwise, passes_picks, picks
+from .primitives.structure import bodies, called, is_plain_call, with_bodies
+from .primitives.traits import having
+from .regions import RegionOf, Regions
+
+_CONTRACTS = having("contracts")
+
+
+class Preparation:
+    """Prepares the jaxprs of a program: one instance per trace.
+
+    Args:
+        regions: The regions of the program.
+    """
+
+    def __init__(self, regions: Regions) -> None:
+        self._regions = regions
+        self._prepared: dict[tuple[int, tuple[str, ...]], tuple[Any, Any]] = {}
+
+    def __call__(self, jaxpr: AnyJaxpr, path: tuple[str, ...] = ()) -> Any:
+        """Returns the jaxpr to plan, the same object if no pass changes it or its bodies.
+
+        A jaxpr that is called 96 times in equal scopes is prepared once, and stays one object.
+
+        Args:
+            jaxpr: An open or closed jaxpr.
+            path: The enclosing scopes.
+        """
+        key = id(jaxpr), path
+        if key not in self._prepared:
+            # Kept alive with its result, or another jaxpr could get its id.
+            self._prepared[key] = jaxpr, self._run(jaxpr, path)
+        return self._prepared[key][1]
+
+    def _run(self, jaxpr: AnyJaxpr, path: tuple[str, ...]) -> Any:
+        region_of = functools.partial(self._regions.at, path)
+        eqns = [self._with_bodies(eqn, region_of) for eqn in body_of(jaxpr).eqns]
+        jaxpr = with_equations(jaxpr, eqns)
+        return calls_at_picks(numbers_cast(jaxpr, region_of), region_of)
+
+    def _with_bodies(self, eqn: JaxprEqn, region_of: RegionOf) -> Any:
+        held = bodies(eqn)
+        if not held or (region := region_of(eqn)).governed:
+            return eqn
+        prepared = [self(body.jaxpr, region.names) for body in held]
+        is_same = all(a is body.jaxpr for a, body in zip(prepared, held, strict=True))
+        return eqn if is_same else with_bodies(eqn, prepared)
+
+
+def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
+    """Returns a jaxpr in which a product of a float and an integer has two float operands.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        region_of: Returns the region of an equation.
+    """
+    casts: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    for eqn in body_of(jaxpr).eqns:
+        i = _number(eqn) if eqn.primitive.name in _CONTRACTS else None
+        if i is not None and region_of(eqn).may_change(eqn.primitive.name):
+            number, dtype = eqn.invars[i], aval_of(eqn.outvars[0]).dtype
+            if (number, dtype) not in casts:
+                made = casts[number, dtype] = variable(with_dtype(number.aval, dtype))
+                params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
+                primitive = lax.convert_element_type_p
+                eqns.append(equation_like(eqn, primitive, [number], made, params))
+            operands = list(eqn.invars)
+            operands[i] = casts[number, dtype]
+            eqn = eqn.replace(invars=operands)
+        eqns.append(eqn)
+    return with_equations(jaxpr, eqns)
+
+
+def _number(eqn: JaxprEqn) -> int | None:
+    """Returns the factor that is a cast integer if the other is a float with the result's type."""
+    dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
+    for i in (0, 1):
+        of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
+        is_number = isinstance(of_number, np.dtype) and of_number.kind in "biu"
+        if is_number and of_float == result and result in FLOAT_DTYPES:
+            return i
+    return None
+
+
+def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
+    """Inlines the calls between a gather of few elements and the producer of its operand.
+
+    Args:
+        jaxpr: An open or closed jaxpr; those in it are prepared.
+        region_of: Returns the region of an equation.
+    """
+    while True:
+        body = body_of(jaxpr)
+        calls = {k: eqn for k, eqn in enumerate(body.eqns) if _is_open(eqn)}
+        if not calls:
+            return jaxpr
+        picked = [e.invars[0] for e in body.eqns if picks(e) and region_of(e).lowers]
+        behind = _values_behind(body, picked)
+        made_in = {k for k, eqn in calls.items() if behind and _makes_elementwise(eqn, behind)}
+        near = {k: calls[k] for k in _picked_through(calls) | made_in}
+        found = {k for k, e in near.items() if region_of(e).may_change(e.primitive.name)}
+        if not found:
+            return jaxpr
+        jaxpr = _inlined(jaxpr, found)
+
+
+def _is_open(eqn: JaxprEqn) -> bool:
+    """Whether a call can be inlined."""
+    return is_plain_call(eqn) and not eqn.effects and not consts_of(called(eqn))
+
+
+def _picked_through(calls: dict[int, Any]) -> set[int]:
+    """Returns the calls with a gather inside from a value computed outside.
+
+    If the gather stays inside, the whole outer value and its gradient have to exist.
+    """
+    reached: dict[int, bool] = {}
+    inside = {k: body_of(called(eqn)) for k, eqn in calls.items()}
+    for inner in inside.values():
+        if id(inner) not in reached:
+            behind = _values_behind(inner, [e.invars[0] for e in inner.eqns if picks(e)])
+            reached[id(inner)] = not behind.isdisjoint(inner.invars)
+    return {k for k, inner in inside.items() if reached[id(inner)]}
+
+
+def _values_behind(jaxpr: AnyJaxpr, picked: Iterable[Any]) -> set[Any]:
+    """Returns gathered values, and the values from which they are computed elementwise."""
+    behind = {v for v in picked if not isinstance(v, Literal)}
+    for eqn in reversed(jaxpr.eqns) if behind else ():
+        if passes_picks(eqn) and eqn.outvars[0] in behind:
+            shape = aval_of(eqn.outvars[0]).shape
+            operands = [v for v in eqn.invars if not isinstance(v, Literal)]
+            behind.update(v for v in operands if aval_of(v).shape == shape)
+    return behind
+
+
+def _makes_elementwise(eqn: JaxprEqn, behind: Collection[Any]) -> bool:
+    """Whether a call computes one of the given values elementwise."""
+    inner = body_of(called(eqn))
+    pairs = zip(eqn.outvars, inner.outvars, strict=True)
+    made = {v for out, v in pairs if out in behind and not isinstance(v, Literal)}
+    makers = [e for e in inner.eqns if not made.isdisjoint(e.outvars)]
+    return any(is_elementwise(e) or (_is_open(e) and _makes_elementwise(e, made)) for e in makers)
+
+
+def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
+    """Returns a jaxpr in which the equations of some calls replace them."""
+    body = body_of(jaxpr)
+    made = {v for eqn in body.eqns for v in eqn.outvars}
+    names: dict[Any, Any] = {}
+    eqns: list[Any] = []
+    for k, eqn in enumerate(body.eqns):
+        operands = renamed(eqn.invars, names)
+        if k not in calls:
+            is_same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
+            eqns.append(eqn if is_same else eqn.replace(invars=operands))
+            continue
+        inner = body_of(called(eqn))
+        inside = dict(zip(inner.invars, operands, strict=True))
+        # A user's rule may close over the variables, so they are kept: those of the call, and
+        # those in its body if it is inlined once.
+        for out, v in zip(eqn.outvars, inner.outvars, strict=True):
+            if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
+                inside[v] = out
+        for e in inner.eqns:
+            for v in e.outvars:
+                if v not in inside:
+                    inside[v] = variable(v.aval) if v in made else v
+                    made.add(v)
+            results = [inside[v] for v in e.outvars]
+            eqns.append(standing_in(eqn, e, renamed(e.invars, inside), results))
+        names.update(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
+    return with_equations(jaxpr, eqns, renamed(body.outvars, names))
