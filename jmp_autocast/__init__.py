@@ -85,12 +85,14 @@ _ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 
 
 def __getattr__(name: str) -> Any:
-    # The tools, a third of the package, are imported at their first use: training needs none.
+    # The tools are a third of the package. They are imported at their first use, because training
+    # needs none of them.
     if name == "inspect" or name in _TOOLS:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
     if hint := hint_for(name, __name__):
-        # `from jmp_autocast import name` drops the hint of an AttributeError; `hasattr` needs one.
+        # `from jmp_autocast import name` drops the message of an AttributeError but shows that of
+        # an ImportError; `hasattr` expects an AttributeError.
         caller = sys._getframe(1).f_globals.get("__name__")
         kind = ImportError if caller == "importlib._bootstrap" else AttributeError
         raise kind(f"{__name__} has no {name!r}. {hint}", name=__name__)

@@ -44,7 +44,7 @@ def keep_less(
     keep_scopes: Sequence[str] = (),
     params: arguments.Params = None,
 ) -> Any:
-    """Keeps fewer bytes for the backward pass, and computes cheap values again instead.
+    """Keeps fewer bytes for the backward pass, which computes cheap values again.
 
     A minimum cut over the traced program chooses the values to keep: results of matmuls and
     convolutions, the residual stream, and small statistics. Elementwise operations between them
@@ -60,16 +60,17 @@ def keep_less(
         fn: The function, before it is differentiated: the loss, not its gradient. Arrays in its
             arguments are traced, all other leaves are static. None to use ``keep_less`` as a
             decorator with options.
-        residuals: ``"auto"`` plans the bodies of ``jax.lax.scan``, where measurements show that it
-            pays; elsewhere XLA computes cheap values again by itself under ``jit``. ``"recompute"``
+        residuals: ``"auto"`` plans only the bodies of ``jax.lax.scan``, where measurements show a
+            gain; elsewhere XLA recomputes cheap values by itself under ``jit``. ``"recompute"``
             plans the whole program, for programs that run without ``jit``. A share from 0 to 1 also
-            plans the whole program: it keeps at most that share of the bytes that derivatives read,
-            with as little recomputation as possible. If the share is out of reach, it keeps as few
-            bytes as possible. ``"declared"`` changes nothing.
+            plans the whole program: at most that share of the bytes that derivatives read is kept,
+            with as little recomputation as possible. If the share is out of reach, as few bytes as
+            possible are kept. ``"declared"`` changes nothing.
         keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_rules`, in which
             nothing is computed again.
-        params: As for `autocast`: which arguments are in memory anyway, even when moved or cast.
-            The result of `autocast` has its own.
+        params: Which arguments hold parameters, as for `autocast`. Parameters are in memory anyway,
+            so that keeping one, moved or cast, costs nothing. For a result of `autocast` leave it
+            out: the wrapper has the option itself.
 
     Returns:
         The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and
@@ -114,7 +115,8 @@ def _keeping(fn: Any, options: KeepOptions) -> Any:
             "keep_less got params= for a function that autocast has wrapped with its own. Write "
             "keep_less(autocast(fn, params=...))."
         )
-    # Residuals are planned inside `autocast`, which knows the parameters and the state of objects.
+    # An `autocast` wrapper plans the residuals itself, because it knows the parameters and takes
+    # the state out of stateful objects.
     return fn.keeping(options.choice)
 
 
@@ -142,7 +144,7 @@ class KeepLess(Wrapper):
         return self._options.choice
 
     def traced(self, args: Any, kwargs: Any, abstract: bool = False) -> tuple[Any, Any]:
-        """Traces a call; returns it, flattened, and its jaxpr.
+        """Traces a call, and returns the flattened call and its jaxpr.
 
         Args:
             args: Positional arguments, any pytrees.
