@@ -15,7 +15,7 @@ from .errors import shown
 FLOAT32 = np.dtype(np.float32)
 COMPUTE_DTYPES: tuple[np.dtype, ...] = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 DEFAULT = "default"
-"""The compute dtype that stands for the device's 16-bit dtype, chosen at trace time."""
+"""The compute dtype for the preferred 16-bit dtype of the device, chosen at trace time."""
 # Values of other dtypes are not cast: a program that declares float64 or float8 values chose their
 # precision on purpose.
 FLOAT_DTYPES: frozenset[np.dtype] = frozenset((FLOAT32, *COMPUTE_DTYPES))

@@ -23,7 +23,8 @@ class EquationView:
             None for an operand without one.
         result_shapes: The shape of each result.
         result_dtypes: The declared dtype of each result.
-        literals: The value of each operand that is a scalar literal; None for any other operand.
+        literals: The value of each operand that is a scalar known at trace time; None for any other
+            operand.
         scope: The names of the enclosing ``jax.named_scope`` scopes, joined by ``/``. Flax and
             Haiku put module paths there.
         compute_dtype: The 16-bit dtype in force for this equation.

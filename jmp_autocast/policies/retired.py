@@ -23,7 +23,7 @@ RETIRED: Mapping[str, str] = MappingProxyType(
         "with_precision": _HIGHEST,
     }
 )
-"""A method ``with_name`` has the replacement of the option ``name``."""
+"""From a retired option or method to its replacement. A key ``name`` also covers ``with_name``."""
 
 
 def instead_of(name: str) -> str:
