@@ -21,8 +21,8 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
     path = literal_path(pattern)
     if path is not None and not f"{'/'.join(names)}/".startswith(f"{path}/"):
         return None
-    # "*" also matches equations in no scope. Its depth is 0, so that every deeper match wins over
-    # it.
+    # "*" also matches equations in no scope. Its depth is 0, so that every other match is deeper
+    # and wins.
     if fnmatch.fnmatchcase("", pattern):
         return 0
     for depth in range(1, len(names) + 1):

@@ -29,10 +29,10 @@ class Policy:
 
     A policy is immutable and hashable: `with_rules` returns a new one.
 
-    If several rules match an equation, the rule with the innermost scope wins; among these, a rule
-    that names the primitive; among these, the later rule. ``full_precision()`` in the code is a
-    rule for all primitives in its scope. For ``"*"``, a 16-bit dtype or ``"float8"`` competes only
-    with other dtypes, and a precision only with precisions; both leave cast policies in force.
+    If several rules match an equation, the rule with the innermost scope wins, then a rule that
+    names the primitive, then the later rule. ``full_precision()`` in the code is a rule for all
+    primitives in its scope. For ``"*"``, a 16-bit dtype or ``"float8"`` competes only with other
+    dtypes, and a precision only with precisions; both leave cast policies in force.
 
     Args:
         compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions.

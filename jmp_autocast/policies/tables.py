@@ -14,9 +14,10 @@ from .cast_policy import CastPolicy, Rule
 from .equation_view import EquationView
 
 RULES_VERSION = "0.1"
-"""The version of these tables and of the planner. CHANGELOG.md lists the changes of each.
+"""The version of these tables and of the planner. CHANGELOG.md lists its changes.
 
-After a release, the first change with which `nox -s dtypes` prints a program raises it.
+It is raised once after a release, with the first change of a program's dtypes that `nox -s dtypes`
+reports.
 """
 
 
@@ -155,12 +156,13 @@ TRACED_FOR_DTYPES = frozenset(
 CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
 
 MOST_THAT_CANNOT_PAY: Mapping[str, int] = MappingProxyType(dict.fromkeys(CONTRACTIONS, 4))
-"""The largest contracted size for which a product gains nothing from a matrix unit (rotations).
+"""The largest contracted size for which a product gains nothing from a matrix unit.
 
-A product over 4 elements does 8 operations for each element of its float32 result: 2 operations a
-byte, also in a batch. An H100 does 20 operations a byte without its matrix units (67 TFLOP/s and
-3.35 TB/s, NVIDIA's data sheet), so that the memory limits such a product. Matrix units sum at least
-8 elements of 16 bits on an H100 (``mma.m16n8k8``, PTX ISA), and 128 on a TPU."""
+Rotations are such products. A product over 4 elements does 8 operations for each element of its
+float32 result: 2 operations a byte, also in a batch. An H100 does 20 operations a byte without its
+matrix units (67 TFLOP/s and 3.35 TB/s, NVIDIA's data sheet), so that the memory limits such a
+product. Matrix units sum at least 8 elements of 16 bits on an H100 (``mma.m16n8k8``, PTX ISA), and
+128 on a TPU."""
 
 
 # PyTorch's CUDA lists leave these operations out: PyTorch computes them in float32 and returns the
