@@ -1,4 +1,4 @@
-"""Errors for names that the package does not have, with their replacements."""
+"""Hints for the error about a name that the package does not have."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "quantize_model": "quantize_params(fn, params, *args)",
     }
 )
-"""Names of other libraries, and their replacements here."""
+"""From a name in another library to its replacement here."""
 
 
 def hint_for(name: str, package: str) -> str:
-    """Returns a sentence with the module of a name, or its replacement; "" for unknown names.
+    """Returns a sentence with the replacement or the module of a name; "" for an unknown name.
 
     Example:
         >>> hint_for("Comparison", "jmp_autocast")

@@ -1,4 +1,4 @@
-"""The check of the results of a traced function that are no arrays."""
+"""A check of the results that are no arrays."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import jax
 from ..interpreters.compat import Tracer
 
 _DEPTH = 4
-"""The depth of nested objects to which tracers are found: a list in an attribute is at 2."""
+"""How deep nested objects are searched for tracers: a list in an attribute is at depth 2."""
 
 
 def check_returned(leaf: Any, name: str) -> None:
     """Raises TypeError if a leaf of a result is an object that holds a tracer.
 
-    `jax.jit` refuses every object. Here strings, numbers and functions are returned unchanged, but
-    a tracer in an object would never be replaced by its value.
+    `autocast` returns strings, numbers and functions unchanged, where `jax.jit` refuses them. A
+    tracer inside an object would never be replaced by its value.
 
     Args:
         leaf: A leaf of the function's result.
