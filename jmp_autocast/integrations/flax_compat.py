@@ -124,7 +124,7 @@ def raw_value(leaf: Any) -> Any:
 
 
 def metadata(leaf: Any) -> Any:
-    """Returns the type of a variable and its metadata: sharding names, hooks, a user's own."""
+    """Returns the type and metadata (sharding names, hooks) of a variable; None for any other."""
     return (type(leaf), leaf.get_metadata()) if isinstance(leaf, nnx.Variable) else None
 
 
@@ -225,7 +225,7 @@ _FLAX = frozenset(nnx.Module.__mro__)
 
 
 def methods_of(cls: type) -> list[Method]:
-    """Returns the methods of ``cls`` that compute: ``__call__``, and those without underscores.
+    """Returns the methods of ``cls`` that may compute: ``__call__`` and all without ``__``.
 
     Methods of ``nnx.Module`` itself (``eval``, ``sow``) are left out.
 

@@ -82,7 +82,7 @@ class After(NamedTuple):
     dtypes: list[Any]
 
     def arranged(self, out: Sequence[Any], nodes: Iterable[Any] = itertools.repeat(_NODE)) -> Any:
-        """Returns the function's result from its arrays and its NNX objects or placeholders."""
+        """Returns the function's result, given its arrays, and its NNX objects or placeholders."""
         arrays, returned = iter(out), iter(nodes)
         leaves = [next(returned if is_node else arrays) for is_node in self.is_node]
         return jax.tree_util.tree_unflatten(self.tree, leaves)
