@@ -150,7 +150,7 @@ def autocast(
 class Autocast(Wrapper, NoContext):
     """A function in mixed precision: the result of `autocast`."""
 
-    is_whole = True  # a scope of the policy that is not in the function is a mistake
+    is_whole = True  # warn if a scope of the policy is not in the function
     inputs_are_leaves = True  # the plan's inputs are the array leaves of the arguments, in order
     _options: Options
 
@@ -209,7 +209,7 @@ class Autocast(Wrapper, NoContext):
         return dataclasses.replace(self._options, params=call.params)
 
     def keeping(self, residuals: ResidualChoice) -> Any:
-        """Returns the wrapper of the same function that keeps less for the backward pass."""
+        """Returns a wrapper of this function that also plans its residuals, as `keep_less` does."""
         options = dataclasses.replace(self._options, residuals=residuals)
         return wrapper_of(self._fn, options, self._kind())
 
@@ -298,7 +298,7 @@ class PlannedCall:
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
         choice: The chosen default compute dtype and its reason; None if the policy names a dtype.
-        untrained: As for `arguments.Opened`.
+        untrained: As in `arguments.Opened`.
     """
 
     call: arguments.Call

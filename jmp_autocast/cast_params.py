@@ -26,7 +26,7 @@ def cast_params(
     policy: PolicyLike | None = None,
     **kwargs: Any,
 ) -> T:
-    """Returns the parameters with those leaves in 16 bits that the program reads only in 16 bits.
+    """Casts to 16 bits the parameters that a program reads only in 16 bits.
 
     A leaf is cast if, in the plan of `autocast`, all its consumers in every branch and loop read it
     in one 16-bit dtype. A leaf that a norm, a comparison or a float32 residual stream reads in
@@ -70,7 +70,7 @@ def cast_params(
         True
     """
     wrapper = wrapper_for("cast_params", fn, policy, (params, *args), kwargs)
-    if is_switched_off():  # the program then reads float32
+    if is_switched_off():  # without casts, the program reads float32
         return params
     program = PlannedParams(wrapper, params, args, kwargs)
     # A leaf that `quantize_params` would store in 8 bits stays float32. `serving` is the plan of

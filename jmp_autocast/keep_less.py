@@ -44,13 +44,14 @@ def keep_less(
     keep_scopes: Sequence[str] = (),
     params: arguments.Params = None,
 ) -> Any:
-    """Keeps fewer bytes for the backward pass, which computes cheap values again.
+    """Makes a function keep fewer bytes for its backward pass, which recomputes cheap values.
 
     A minimum cut over the traced program chooses the values to keep: results of matmuls and
-    convolutions, the residual stream, and small statistics. Elementwise operations between them
-    (norms, activations, softmaxes, masks, casts) are computed again in the backward pass; a matmul
-    or convolution never is. The function computes the same values, in the dtypes that it declares.
-    It may be any function, in float32 or in mixed precision, such as the result of `autocast`.
+    convolutions, the residual stream, and small statistics. Elementwise operations between these
+    values (norms, activations, softmaxes, masks, casts) are computed again in the backward pass; a
+    matmul or convolution never is. The function computes the same values, in the dtypes that it
+    declares. It may be any function, in float32 or in mixed precision, such as the result of
+    `autocast`.
 
     These are never computed again: random bits, gathers, sorts, collectives, equations with effects
     or with a derivative rule of their own, values that are named for a `jax.checkpoint` policy, and

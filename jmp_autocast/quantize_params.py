@@ -37,12 +37,12 @@ def quantize_params(
     policy: PolicyLike | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Returns the parameters with those leaves in 8 bits that the program reads only in 8 bits.
+    """Stores in 8 bits the parameters that a program reads only in 8 bits.
 
-    Such a leaf becomes a `QuantizedArray`: the values and the scale that the program would compute,
-    in a quarter of the bytes. The `autocast` wrapper of ``fn`` accepts the tree in place of the
-    parameters. The program then quantizes only activations, and multiplies the same numbers as
-    before. With quantized parameters it multiplies any number of tokens in 8 bits; with float32
+    Such a parameter becomes a `QuantizedArray`: the values and the scale that the program would
+    compute, in a quarter of the bytes. The `autocast` wrapper of ``fn`` accepts the tree in place
+    of the parameters. The program then quantizes only activations, and multiplies the same numbers
+    as before. With quantized parameters it multiplies any number of tokens in 8 bits; with float32
     parameters, it multiplies a batch of 1 in 16 bits. The tree does not depend on the batch that it
     is made for.
 
@@ -94,7 +94,7 @@ def quantize_params(
     """
     wrapper = wrapper_for("quantize_params", fn, policy, (params, *args), kwargs)
     _check_recipe(wrapper.policy, name_of(fn))
-    if is_switched_off():  # the program then reads float32
+    if is_switched_off():  # without casts, the program reads float32
         return params
     leaves, structure = jax.tree.flatten(params)
     program = PlannedParams(wrapper, structure.unflatten(map(_widened, leaves)), args, kwargs)
@@ -105,7 +105,7 @@ def quantize_params(
     return structure.unflatten(stored)
 
 
-# From a part of a reason for 16 bits to the fix that the warning appends.
+# Fixes for the warning, by words in the reason why a product stays in 16 bits.
 _FIXES = {
     "below the minimum": " Float8(minimum=...) sets it.",
     "no other matrix product follows": " Float8(skip=()) takes such products, too.",
@@ -114,7 +114,7 @@ _FIXES = {
 
 
 def _widened(leaf: Any) -> Any:
-    """Returns the leaf to plan the program with: the float32 type for a 16-bit leaf."""
+    """Returns the leaf to plan with; for a 16-bit leaf, its type in float32."""
     is_narrow = getattr(leaf, "dtype", None) in COMPUTE_DTYPES
     return jax.eval_shape(lambda x: x.astype(FLOAT32), leaf) if is_narrow else leaf
 

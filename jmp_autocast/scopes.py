@@ -21,11 +21,11 @@ FULL = "full_precision"
 """The mark of a region in which nothing is lowered."""
 
 GOVERNED = "declared"
-"""The mark of a region that an inner autocast has already dealt with."""
+"""The mark of a region of an inner `autocast`, in which an outer one casts nothing."""
 
 
 BECAUSE = "because "
-"""The start of the mark of an equation in `explain`: dtype, code and cause."""
+"""The start of a mark that names the reason of an equation's plan: its code and cause."""
 
 CAST = "cast"
 """The mark of a cast that this package inserts, to tell it from a cast of the program."""
@@ -33,7 +33,7 @@ CAST = "cast"
 
 @with_usage("with full_precision(): inside the function, or @full_precision() above it")
 def full_precision() -> contextlib.AbstractContextManager[Any]:
-    """Marks a region in which equations run in the dtypes that the program declares.
+    """Keeps the equations of a region in the dtypes that the program declares.
 
     It is the counterpart of ``torch.autocast(enabled=False)``. A cast to float32 does not help
     here: in a function that is traced in float32 it adds no equation.

@@ -54,7 +54,7 @@ def check_function(fn: Any, by: str, fix: str) -> None:
 
     Args:
         fn: The value.
-        by: The public function that takes it, for messages.
+        by: The public function that takes ``fn``, for messages.
         fix: The sentence with the fix, for a value that is not callable.
     """
     # Scalar types such as jnp.bfloat16 are callable, but no functions.
@@ -176,8 +176,8 @@ class Opened(NamedTuple):
 
     Args:
         fn: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        args: The positional arguments of ``fn``.
+        kwargs: The keyword arguments of ``fn``.
         params: The value of ``params`` for `flatten`.
         untrained: A predicate of an array's path: the framework's gradient leaves the array out.
         finish: A function that writes the new state into the caller's objects. It takes the result
@@ -213,7 +213,7 @@ def flatten(
         TypeError: While tracing, ``fn`` changed the state of a module.
     """
     check_linen(fn, args)
-    # As in `equinox.filter_jit`, arrays are traced and all other leaves are static.
+    # Arrays are traced and all other leaves are static, as in `equinox.filter_jit`.
     with_path, tree = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_quantized)
     leaves = [leaf for _, leaf in with_path]
     stand_ins = (jax.ShapeDtypeStruct, QuantizedArray) if abstract else (QuantizedArray,)
@@ -254,7 +254,7 @@ def flatten(
 
     # JAX requires a name that UTF-8 can encode.
     traceable.__name__ = name_of(fn).encode(errors="backslashreplace").decode()
-    # With these, JAX's errors name the user's arguments: "batch", not "args[1]".
+    # The name and signature make JAX's errors name the user's arguments: "batch", not "args[1]".
     traceable.__dict__["__wrapped__"] = fn
     traceable.__dict__["__signature__"] = _flat_signature(fn, paths)
     infers_params = params is None or isinstance(params, InModules)

@@ -1,4 +1,4 @@
-"""Errors for calls of `autocast` in the style of other libraries, with the correct call."""
+"""Errors for calls of `autocast` in the style of other libraries, which show the correct call."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MOVED = {
     "on_unknown": "explain(fn, *args), which lists primitives without a rule",
     "compiler_options": "jax.jit(autocast(fn), compiler_options=...)",
 }
-# The names of the compute dtype in PyTorch, Keras and Flax.
+# The names of the option for the compute dtype in PyTorch, Keras and Flax.
 _COMPUTE_DTYPE = {"dtype", "fast_dtype", "precision", "param_dtype", "dtype_policy"}
 _TORCH = {"device_type", "device", "cache_enabled"}
 _TRANSFORM = "autocast is a function transform, not a context manager"

@@ -52,8 +52,8 @@ def traced_with_kernels(policy: Policy, trace: Callable[[], T]) -> T:
 def in_compute_dtype(kernel: F) -> F:
     """Decorates a kernel that runs with 16-bit operands under `autocast`.
 
-    A kernel (a ``pallas_call``, an ``ffi_call``, a function with a derivative rule of its own) was
-    written for the dtypes of its operands, and `autocast` keeps them. Under `autocast` the
+    A kernel (a ``pallas_call``, an ``ffi_call``, a function with a custom derivative) is written
+    for operands of certain dtypes, so `autocast` casts none of its operands. Under `autocast` the
     decorated function calls ``kernel`` with its float32 operands in the compute dtype, also inside
     ``vmap``, ``shard_map``, loops and checkpoints. Its results have the dtypes that ``kernel``
     declares for float32 operands; a result whose consumers read 16 bits stays in 16 bits. Inside
@@ -64,7 +64,7 @@ def in_compute_dtype(kernel: F) -> F:
         kernel: A function of pytrees of arrays; all other leaves are static.
 
     Returns:
-        The function.
+        The decorated function.
 
     Raises:
         TypeError: ``kernel`` is not a function.

@@ -29,7 +29,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "mixed_precision": "autocast(fn, jnp.bfloat16)",
         "LossScaleOptimizer": "dynamic_loss_scaling(optimizer)",
         "DynamicScale": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
-        # Apex and others for JAX
+        # Apex, and other libraries for JAX
         "initialize": "autocast(fn, jnp.float16)",
         "scale_loss": "scaled_value_and_grad(loss)(opt_state, params, ...)",
         "filter_value_and_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",

@@ -58,7 +58,7 @@ def autocast_options(
     enabled: Any = True,
 ) -> Options:
     """Checks and normalizes the options of `autocast`."""
-    # A traced bool needs its own message: "must be a bool" would not help.
+    # For a traced bool, the message "must be a bool" would not help.
     if isinstance(enabled, Tracer):
         raise TypeError(
             f"enabled must be known when the program is traced, got the traced value {enabled}. "

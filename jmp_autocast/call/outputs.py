@@ -64,11 +64,12 @@ def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
     """
     # An output such as `jnp.zeros(())` is a literal of the jaxpr: a NumPy or Python number, without
-    # `at`, `devices` or a dtype. A float0 value stays in NumPy, because JAX has no such array.
+    # `at`, `devices` or a dtype. A float0 value stays a NumPy array, because JAX has no arrays of
+    # float0.
     if isinstance(x, _NUMBERS) and getattr(x, "dtype", None) != jax.dtypes.float0:
         x = jnp.asarray(x)
-    # An equation that is bound again may lose the weak type of its result. The caller's arithmetic
-    # with that result would then promote to another dtype.
+    # An equation that is bound again may lose the weak type of its result. Without the repair, the
+    # caller's arithmetic with that result could promote to another dtype.
     found = jax.typeof(x)
     if not isinstance(output_dtype, str) or not is_array_aval(aval) or found.dtype != aval.dtype:
         return x

@@ -2,7 +2,7 @@
 
 Parameters have no vote in the choice of dtypes, so data that is mistaken for a parameter is rounded
 to 16 bits. Therefore an argument counts only if a product consumes one of its arrays as a weight.
-Biases and scales count because they are in one argument with the weights.
+Biases and scales are usually in one argument with the weights.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ _MIXED, _CONSTANT = _Origin(None), _Origin(None, -1)
 
 
 def read_as_weights(jaxpr: AnyJaxpr, roots: Sequence[str]) -> dict[str, int]:
-    """Returns how products consume each argument, as a bit mask.
+    """Returns how products consume each argument, as flags: `LIKELY`, `SURE`, `ACTIVATION`.
 
     If one operand depends on several arguments and the other on one, as in a layer, the other is a
     `SURE` weight; so is the kernel of a convolution. If each depends on one argument, the second

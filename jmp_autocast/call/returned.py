@@ -1,4 +1,4 @@
-"""A check of the results that are no arrays."""
+"""A check that results which are no arrays hold no tracers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _DEPTH = 4
 def check_returned(leaf: Any, name: str) -> None:
     """Raises TypeError if a leaf of a result is an object that holds a tracer.
 
-    `autocast` returns strings, numbers and functions unchanged, where `jax.jit` refuses them. A
-    tracer inside an object would never be replaced by its value.
+    `autocast` returns strings, numbers and functions unchanged, while `jax.jit` refuses them. But a
+    tracer inside a returned object would never be replaced by its value.
 
     Args:
         leaf: A leaf of the function's result.

@@ -70,8 +70,8 @@ class Wrapper(abc.ABC):
         return hash(self._key())
 
     def __reduce__(self) -> Any:
-        # A decorated function is pickled by its name, as functions are. Otherwise pickle would look
-        # up the inner function by that name and find the wrapper. In `__main__`, which is another
+        # A decorated function is pickled by its name, as functions are. Pickle by value would fail,
+        # because the inner function's name leads to the wrapper. In `__main__`, which is another
         # module in the process that loads the pickle, cloudpickle pickles functions by value.
         name = getattr(self, "__qualname__", None)
         found: Any = sys.modules.get(self.__module__)

@@ -88,7 +88,7 @@ def skipped_steps(opt_state: Any) -> jax.Array:
 
 
 def _comes_late(node: Any) -> bool:
-    """Returns whether a node is a chain's state with an optax state before the loss scaling."""
+    """Returns whether a node is the state of a chain in which loss scaling is not first."""
     if type(node) is not tuple:
         return False
     places = [i for i, part in enumerate(node) if hasattr(part, "loss_scale")]

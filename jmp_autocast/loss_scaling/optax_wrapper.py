@@ -69,10 +69,10 @@ def dynamic_loss_scaling(
     that transformation.
 
     ``optax.MultiSteps`` belongs inside as well: it then adds up unscaled gradients, without those
-    of a skipped micro-batch. Around the wrapper, its accumulator would keep a NaN forever (optax
-    0.2.8 resets it by multiplying it with zero). Gradients that the program itself adds up before
-    one ``update`` share a scale, and one bad gradient drops their sum. ``optax.apply_if_finite``
-    also belongs inside: around the wrapper it hides bad steps from the scale.
+    of a skipped micro-batch. If it is around the wrapper, its accumulator keeps a NaN forever
+    (optax 0.2.8 resets it by multiplying it with zero). If the program itself adds up gradients
+    before an ``update``, one bad gradient skips the whole sum. ``optax.apply_if_finite`` also
+    belongs inside: around the wrapper, it hides bad steps from the scale.
 
     ``inner`` gets float16 parameters in float32, and keeps float32 moments for them: in float16,
     Adam's second moment of gradients below 5e-3 is zero. Updates of 16-bit parameters are float32:
@@ -321,7 +321,7 @@ def _update_of_nothing(leaf: Any) -> jax.Array:
 
 
 def _with_dtype_of(old: Any, new: Any) -> Any:
-    """Casts a new leaf of the inner state to the dtype of the old one."""
+    """Casts a new leaf of the inner state to the dtype of the old leaf."""
     # The unscaled gradients of bfloat16 parameters are float32. Without this cast, Adam's bfloat16
     # moments would become float32 in the first step, with twice the memory and a second
     # compilation.

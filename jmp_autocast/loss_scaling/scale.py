@@ -1,4 +1,4 @@
-"""The loss scale: its first value, its growth and its backoff."""
+"""The state of a loss scale, and its growth and backoff after a step."""
 
 from __future__ import annotations
 

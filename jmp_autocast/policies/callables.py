@@ -37,7 +37,7 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def positional_names(fn: Callable[..., Any]) -> list[str]:
-    """Returns the names of the positional parameters of a function, none without a signature."""
+    """Returns the names of a function's positional parameters, [] for one without a signature."""
     signature = signature_of(fn)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in signature.parameters.values() if p.kind in kinds] if signature else []

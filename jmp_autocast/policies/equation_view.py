@@ -16,8 +16,8 @@ class EquationView:
 
     Args:
         primitive: The primitive's name, such as ``"dot_general"``.
-        params: The primitive's parameters. JAX may rename the parameters of its primitives in any
-            release; `reduction_depth`, `exponent` and `function` of this class stay.
+        params: The primitive's parameters. JAX may rename them in any release, unlike the
+            attributes `reduction_depth`, `exponent` and `function`.
         operand_shapes: The shape of each operand.
         operand_dtypes: The dtype of each operand as the program declares it (before any cast),
             None for an operand without one.

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-_WIDTH = 80  # characters of a value in a message
+_WIDTH = 80  # the most characters of a value in a message
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -20,7 +20,7 @@ E5M2 = np.dtype(jnp.float8_e5m2)
 """The format of gradients, which need a wider range: 3 bits of precision, numbers up to 57,344."""
 
 FLOAT8 = "float8"
-"""The name of the default recipe in strings and files, and the value of a rule for a scope."""
+"""The default recipe's name in strings and files; also a value of rules for scopes."""
 
 Gradient = Literal["e5m2", "e4m3"]
 WeightGradient = Literal["float8", "compute"]
@@ -45,9 +45,9 @@ class Float8:
             operands; the activation is kept in 8 bits for the backward pass. ``"compute"``: as a
             product in the compute dtype; the activation is kept in 16 bits. The gradient is float32
             in both cases.
-        minimum: The smallest input and output size of a weight whose products run in 8 bits. For
-            smaller sizes, quantizing costs more than an H100 gains: a layer of 2048 x 768 x 3072
-            gains 7 % by estimate.
+        minimum: The smallest input and output size of a weight whose products run in 8 bits.
+            Smaller weights gain little or lose, because quantizing costs a pass over each operand:
+            by estimate, an H100 gains 7 % at 2048 x 768 x 3072 (tokens x inputs x outputs).
         multiple: All three sizes of a product must be multiples of this number. GPUs pad other
             sizes to multiples of 16.
         skip: ``("last",)``: a product that no other matrix product follows, such as the product
@@ -55,8 +55,8 @@ class Float8:
         emulate: True rounds to 8 bits on every backend, for studies. An optimization barrier keeps
             XLA from removing the pair of casts to 8 bits and back.
         scaling: ``"tensor"``: one scale for an array. ``"row"``: one scale for each token of an
-            activation and each output of a weight, so that an outlier costs only its own row
-            precision. Row scales cost a GPU one more kernel for each product.
+            activation and each output of a weight, so that an outlier reduces the precision of its
+            own row only. Row scales cost a GPU one more kernel for each product.
 
     Raises:
         ValueError: An option has an invalid value, or a size is not positive.
@@ -101,7 +101,7 @@ class Float8:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The options that differ from the default, by name.
+        """The options that differ from their defaults, by name.
 
         Example:
             >>> from jmp_autocast import Float8
@@ -127,7 +127,7 @@ RECIPES: dict[str, Float8] = {
     FLOAT8: Float8(),
     "float8_row": Float8(scaling="row"),
 }
-"""Recipes by name."""
+"""The recipes that have a name."""
 
 
 def as_recipe(value: Any) -> Float8 | None:

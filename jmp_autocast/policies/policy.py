@@ -239,7 +239,7 @@ class Policy:
 
     @property
     def data_abstains(self) -> bool:
-        """Whether full-size inputs of the program have no vote in the dtypes of their consumers.
+        """Whether inputs of the program that are as large as the result have no vote in its dtype.
 
         Example:
             >>> from jmp_autocast import BF16, Policy
@@ -267,8 +267,7 @@ class Policy:
             names: The enclosing scopes, outermost first.
 
         Returns:
-            The rule, and a word for its origin: ``"rules"``, ``"registered"``, ``"default"`` or
-            ``"unknown"``.
+            The rule, and its origin: ``"rules"``, ``"registered"``, ``"default"`` or ``"unknown"``.
 
         Example:
             >>> from jmp_autocast import BF16

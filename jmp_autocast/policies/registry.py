@@ -97,10 +97,10 @@ def primitive_name(primitive: Any) -> str:
 
 
 def as_rule(value: Any, primitive: str) -> Rule | None:
-    """Returns a rule function as it is, a cast policy for its name or float32, else None.
+    """Returns the rule function or cast policy that a value stands for; None for other values.
 
     Raises:
-        TypeError: A rule function takes other arguments, or has no hash.
+        TypeError: A rule function does not take one argument, or is not hashable.
         ValueError: The primitive is structural, or was traced for the dtypes of its operands.
     """
     if is_function(value):
@@ -140,7 +140,7 @@ def _no_rule(value: Any, primitive: str) -> Exception:
 
 
 def check_obeyed(primitive: str, policy: CastPolicy) -> None:
-    """Raises ValueError if the cast policy casts operands of a primitive with a traced program."""
+    """Raises ValueError for a cast of operands if the primitive was traced for their dtypes."""
     if primitive in TRACED_FOR_DTYPES and policy is not CastPolicy.KEEP:
         raise ValueError(
             f"Primitive {primitive!r} holds a program that was traced for the dtypes of its "

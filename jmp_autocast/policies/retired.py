@@ -1,4 +1,4 @@
-"""Retired spellings, and their replacements."""
+"""Names of retired options and methods, with their replacements."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ RETIRED: Mapping[str, str] = MappingProxyType(
 
 
 def instead_of(name: str) -> str:
-    """Returns a sentence for a retired spelling, "" for any other.
+    """Returns a sentence with the replacement of a retired name, "" for any other name.
 
     Example:
         >>> instead_of("with_precision")

@@ -28,13 +28,13 @@ PolicyRule: TypeAlias = tuple[str, str, What]
 """A scope pattern, the name of a primitive or ``"*"``, and the value of the rule."""
 
 WITHOUT_POLICY: frozenset[str] = STRUCTURAL | TRACED_FOR_DTYPES
-"""Primitives that take no cast policy: a rule for ``"*"`` does not apply to them."""
+"""Primitives that take no cast policy; a cast policy for ``"*"`` skips them."""
 
 _IN_CODE = 2
 
 
 def as_rules(value: Any) -> tuple[PolicyRule, ...]:
-    """Returns the checked rules of a policy; of rules for the same equations, only the last stays.
+    """Returns the checked rules of a policy, without rules that a later rule replaces.
 
     Raises:
         TypeError: ``value`` is no tuple of triples, or holds a wrong type.
@@ -49,8 +49,7 @@ def as_rules(value: Any) -> tuple[PolicyRule, ...]:
         name = primitive_name(primitive)
         read = as_what(what, name)
         key = check_pattern(scope), name, _question(read)
-        # The last of two rules with equal scopes wins, so a rule that is given again moves to the
-        # end.
+        # The later of two rules wins, so a rule that is given again moves to the end.
         found.pop(key, None)
         found[key] = read
     return tuple((scope, name, what) for (scope, name, _), what in found.items())
@@ -147,7 +146,7 @@ def match_in_code(depth: int, dtype: np.dtype, name: str) -> Match:
 
 
 def matches(rules: Iterable[PolicyRule], names: Sequence[str]) -> list[Match]:
-    """Returns the matches of rules with the scopes ``names``, of which the outermost is first."""
+    """Returns a match for each rule whose pattern covers the scopes ``names``, outermost first."""
     found = []
     for i, (scope, name, what) in enumerate(rules):
         if (depth := match_depth(scope, names)) is not None:
@@ -170,7 +169,7 @@ class Said(NamedTuple):
 
     @property
     def rule(self) -> Rule | None:
-        """The cast policy or rule function; None if no rule sets one."""
+        """The cast policy or rule function that wins; None if no rule sets one."""
         what = None if self.policy is None else self.policy.what
         # A rule with a 16-bit dtype for a named primitive lowers that primitive.
         return CastPolicy.LOWER_PRECISION_FP if isinstance(what, np.dtype) else what

@@ -22,7 +22,7 @@ reports.
 
 
 def dot_rule(eqn: EquationView) -> CastPolicy:
-    """Matrix products are lowered; inner products of vectors promote, with a batch as well.
+    """Matrix products are lowered; inner products of vectors promote, also in a batch.
 
     PyTorch lists ``mm``, ``bmm`` and ``linear`` as lower precision, and ``dot`` and ``vdot`` as
     promote: an inner product has no tensor-core kernel, and is usually a norm or a solver's step.
@@ -134,7 +134,7 @@ CALLS = frozenset(
     """.split()
 )
 
-# These primitives have no cast policy: each has a planning rule in `interpreters/plan`.
+# These primitives have no cast policy: each has a planning function in `interpreters/plan`.
 STRUCTURAL = CALLS | frozenset(
     """
     convert_element_type optimization_barrier source_view accumulate
@@ -160,8 +160,8 @@ MOST_THAT_CANNOT_PAY: Mapping[str, int] = MappingProxyType(dict.fromkeys(CONTRAC
 
 Rotations are such products. A product over 4 elements does 8 operations for each element of its
 float32 result: 2 operations a byte, also in a batch. An H100 does 20 operations a byte without its
-matrix units (67 TFLOP/s and 3.35 TB/s, NVIDIA's data sheet), so that the memory limits such a
-product. Matrix units sum at least 8 elements of 16 bits on an H100 (``mma.m16n8k8``, PTX ISA), and
+matrix units (67 TFLOP/s and 3.35 TB/s, NVIDIA's data sheet), so that such a product is limited by
+memory. Matrix units sum at least 8 elements of 16 bits on an H100 (``mma.m16n8k8``, PTX ISA), and
 128 on a TPU."""
 
 

@@ -1,6 +1,6 @@
 """Policies as TOML files that a person can read, change and keep under version control.
 
-A file is data: to read one imports, runs and registers nothing. The primitives that a file names
+A file is data: reading a file imports, runs and registers nothing. The primitives that a file names
 need not exist.
 """
 
@@ -114,7 +114,7 @@ def policy_fields(content: bytes) -> dict[str, Any]:
     try:
         # Some Windows editors write a byte order mark, which TOML does not allow.
         table = tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # also a too long integer
+    except (ValueError, RecursionError) as error:  # also for too many digits
         raise ValueError(
             f"it is not valid TOML: {shown(str(error))}. Compare it with a file that Policy.save "
             "writes."
