@@ -109,7 +109,9 @@ def float8_dot(
 
 
 # --- the primitive --------------------------------------------------------------------------
+#
 # float8_dot(lhs, rhs, inverse scales, sources; jaxpr, recipe, weight, out, split, raw, dtype, rows)
+#
 # The first two operands are the 8-bit values of both factors; their inverse scales and sources
 # follow. If `raw` is not None, the factor at position `raw` is a tangent instead, without scale and
 # source. The equation is linear in the tangent, and quantizes it to `dtype` with a scale for each
@@ -240,7 +242,7 @@ def _batch(
 
 
 def _mapped(factor: Factor, dims: Factor, rank: int, size: int) -> tuple[Factor, bool]:
-    """Returns a factor with the `vmap` dimension in front of its arrays, and if it is mapped."""
+    """Returns a factor with the `vmap` dimension in front of its arrays, and whether it has one."""
     if all(d is None for d in dims):
         return factor, False
     source = at_front(factor.source, dims.source, size)
@@ -299,10 +301,10 @@ def _lowered(
         values = lax.optimization_barrier(values)
     if widen:
         values = [lax.convert_element_type(v, FLOAT32) for v in values]
-    # The unscaled result is float32 for float16, which 448 * 448 * K exceeds. It may be bfloat16,
-    # because a scale is a power of two and rounds nothing: cuBLASLt then writes 16 bits. With a
-    # float32 result XLA runs one more kernel, and the temporaries of a product grew from 5.2 to 8.4
-    # MB.
+    # For a float16 result the product is float32, because 448 * 448 * K is beyond float16. For a
+    # bfloat16 result the product is bfloat16: the scale, a power of two, rounds nothing, and
+    # cuBLASLt writes 16 bits. With a float32 product XLA runs one more kernel, and the temporaries
+    # grew from 5.2 to 8.4 MB.
     wide = FLOAT32 if widen or out == np.float16 else out
     product = lax.dot_general(
         values[0],

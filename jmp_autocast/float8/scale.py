@@ -68,7 +68,7 @@ class Weight:
         return bool(self.scales)
 
     def moved(self, is_whole: bool) -> Weight:
-        """Returns the tag after a move, which keeps a single stored scale."""
+        """Returns the tag after a move: a single stored scale stays if all elements are moved."""
         return self if is_whole and self.scales == 0 else Weight(trained=self.trained)
 
     def sliced(self) -> Weight:
@@ -138,7 +138,7 @@ class ScaleOf:
         return {self: lax.squeeze(inverse, rest)}
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
-        """Returns True: a call takes the scale as an operand, because it is small."""
+        """Returns True: one number as an operand saves another pass over the weight."""
         return True
 
 

@@ -1,8 +1,8 @@
 """All uses of undocumented names of Flax.
 
-The docstring of a function has the reason for its use. Supported are Flax 0.12.7, the first release
-that requires JAX 0.10, and all later releases. `tests/project/test_public_names.py` finds uses in
-other files.
+The docstring of a function has the reason for its use. Supported is Flax from 0.12.7, the first
+release that requires JAX 0.10, to the newest release. `tests/project/test_public_names.py` finds
+uses in other files.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def with_metadata(value: Any, data: Any) -> Any:
 
 
 def write_again(variable: Any) -> None:
-    """Writes a variable's own value to it, so that Flax raises if it is of another trace."""
+    """Writes a variable's own value back; Flax raises if the variable is of another trace."""
     variable.set_raw_value(variable.get_raw_value())
 
 

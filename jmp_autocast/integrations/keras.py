@@ -185,7 +185,7 @@ _FLOAT32 = keras.DTypePolicy("float32")
 
 
 def _own(layer: Any) -> Any:
-    """Returns the dtype policy of a layer; an entry for its path in the map wins."""
+    """Returns the dtype policy of a layer, or the entry for the layer's path in its map."""
     policy = layer.dtype_policy
     while isinstance(policy, AutocastPolicy) and layer.path in policy:
         policy = policy[layer.path]

@@ -43,10 +43,10 @@ def autocast(
     wrapper works inside and outside the transformations of JAX and NNX. The function can read, but
     not change, a module that it only closes over, or an argument that belongs to an outer trace.
 
-    NNX puts no scopes around its modules. Here each call of a module opens scopes for its attribute
-    path, relative to the calling module, and for its class: in a ``Net`` with blocks in
-    ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``. A rule of a
-    policy matches the norm by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
+    NNX puts no scopes around its modules. This `autocast` opens scopes around each call of a
+    module, for its attribute path relative to the calling module and for its class: in a ``Net``
+    with blocks in ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``. A
+    rule of a policy matches the norm by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
     (``"*/LayerNorm"``). If a method is called from outside its module, its name is one more scope:
     a tied head is in ``Net/embed/Embed/attend``. Profiles show the same names.
 
@@ -103,7 +103,7 @@ def autocast(
 class NNXAutocast(Autocast):
     """A function of NNX modules in mixed precision: the result of `autocast`."""
 
-    inputs_are_leaves = False  # variables follow in the order of their paths
+    inputs_are_leaves = False  # the inputs are variables, in the order of their paths
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""

@@ -45,7 +45,7 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     """
     owner = object()
     modules = list(_modules(nodes))
-    # A module with a path is inside an outer `autocast`, whose path for it stays.
+    # A module that has a path is inside an outer `autocast`, and keeps this path.
     for path, module in modules:
         if path_of(module) is None:
             give_path(module, path, owner)

@@ -277,7 +277,7 @@ def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str,
 def _param_predicate(
     fn: Any, params: Any, count: int, modules: Container[Any]
 ) -> Callable[[Any, Any], bool]:
-    """Returns a predicate of a leaf and its path in (args, kwargs, bound): is it a parameter?
+    """Returns a predicate: is the leaf at a path in (args, kwargs, bound) a parameter?
 
     Args:
         fn: The function.
@@ -298,7 +298,7 @@ def _param_predicate(
         if params is None and isinstance(leaf, nnx.Variable):
             return isinstance(leaf, nnx.Param)
         if params is None:
-            return path[:2] in modules  # the keys of the argument
+            return path[:2] in modules  # the first two keys are those of the argument
         if callable(params):
             return bool(params(jax.tree_util.keystr(tuple(inside), simple=True, separator="/")))
         return root.idx == _ARGS and inside[0].idx in found

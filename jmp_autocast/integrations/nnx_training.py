@@ -119,6 +119,6 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
 
 
 def _statistics(optimizer: nnx.Optimizer, model: Any) -> dict[Any, Any]:
-    """Returns the values, by path, of all variables that are not the optimizer's or RNG state."""
+    """Returns, by path, the values of variables that no optimizer or RNG stream updates."""
     state = nnx.state(model, nnx.All(nnx.Not(optimizer.wrt), nnx.Not(nnx.RngState)))
     return {path: raw_value(leaf) for path, leaf in nnx.to_flat_state(state)}

@@ -56,5 +56,5 @@ def _unscaled_leaf(leaf: Any, scale: jax.Array) -> Any:
 
 def at_least_float32(leaf: jax.Array) -> jax.Array:
     """Returns a floating or complex leaf, cast to float32 if it is narrower."""
-    # The dtype is not found by jnp.promote_types, which raises for float8 dtypes.
+    # jnp.promote_types cannot find the dtype: it raises for float8 dtypes.
     return leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)

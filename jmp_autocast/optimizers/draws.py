@@ -1,12 +1,12 @@
-"""Keys and random bits without an operand that GPU kernels for different arrays would share.
+"""Keys and random bits, made so that GPU kernels for different arrays share no operand.
 
 XLA for GPUs merges kernels that read the same array, however small. `jax.random.bits` counts the
 elements with a vector that all arrays of one width share, and `jax.random.split` returns one array
 of keys. With these, one kernel updates all matrices, and all their gradients are alive at the same
 time. Kernels that share only scalars are not merged.
 
-`split` and `bits` are jitted, so that each is traced once for a count or shape. Without, 444 draws
-took 0.5 s more, and each call outside a jit traced its branches again.
+`split` and `bits` are jitted, so that each is traced once for a count or shape. Without ``jit``,
+444 draws took 0.5 s more, and each eager call traced its branches again.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ def float32_params(opt_state: Any, params: Any) -> Any:
     (state,) = states
     own = _own(params, state)
     found = WIDE_READERS[type(state)](own, state[0])
-    # A leaf that the state leaves out has no digits beyond the stored parameter.
+    # For a leaf that the state leaves out, the stored parameter has all the digits.
     return jax.tree.map(lambda p, w: as_wide(p) if is_masked(w) else w, params, found)
 
 
