@@ -242,7 +242,7 @@ def kind_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Auto
 def opened(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[arguments.Opened]:
-    """Returns the context manager `opened` of the wrapper class for a call."""
+    """Returns the context manager that `opened` of the call's wrapper class returns."""
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 

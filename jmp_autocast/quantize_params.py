@@ -149,7 +149,7 @@ def _check_recipe(policy: Policy, name: str) -> None:
 
 
 def _stored(leaf: Any, read: Any) -> Any:
-    """Returns the leaf in 8 bits if its only use is an 8-bit product, else the leaf itself."""
+    """Returns the leaf in 8 bits if only 8-bit products use it, else the leaf itself."""
     if not isinstance(read, Copied) or read.slices is None:
         return leaf
     scales = read.slices

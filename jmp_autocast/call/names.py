@@ -39,7 +39,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "quantize_model": "quantize_params(fn, params, *args)",
     }
 )
-"""From a name in another library to its replacement here."""
+"""Names in other libraries, each with its replacement here."""
 
 
 def hint_for(name: str, package: str) -> str:

@@ -38,7 +38,7 @@ def root_of(path: str) -> str:
 def with_weights(
     paths: Sequence[str], known: Sequence[Source], traced: AnyJaxpr
 ) -> Sequence[Source]:
-    """Returns the source of each input; those of arguments with weights become parameters.
+    """Returns the source of each input; inputs of arguments with weights become parameters.
 
     Args:
         paths: The path of each input, which begins with its argument's position or keyword.

@@ -1,4 +1,4 @@
-"""A check that results which are no arrays hold no tracers."""
+"""Checks that objects in the result of a traced function hold no tracers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import jax
 from ..interpreters.compat import Tracer
 
 _DEPTH = 4
-"""How deep nested objects are searched for tracers: a list in an attribute is at depth 2."""
+"""The depth to which nested objects are searched: a list in an attribute is at depth 2."""
 
 
 def check_returned(leaf: Any, name: str) -> None:

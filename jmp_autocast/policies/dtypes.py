@@ -16,8 +16,7 @@ FLOAT32 = np.dtype(np.float32)
 COMPUTE_DTYPES: tuple[np.dtype, ...] = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 DEFAULT = "default"
 """The compute dtype for the preferred 16-bit dtype of the device, chosen at trace time."""
-# Values of other dtypes are not cast: a program that declares float64 or float8 values chose their
-# precision on purpose.
+# Values of other dtypes are not cast, because a program declares float64 or float8 on purpose.
 FLOAT_DTYPES: frozenset[np.dtype] = frozenset((FLOAT32, *COMPUTE_DTYPES))
 """The dtypes between which values are cast."""
 _EIGHT_BITS = re.compile(r"(fp|float|f|int|uint|mxfp|nvfp)[48](_.*)?|mxfp8|nvfp4")
@@ -79,7 +78,7 @@ def as_dtype(value: Any, argument: str) -> np.dtype:
 
 
 def as_float_dtype(value: Any, argument: str, allowed: Collection[np.dtype]) -> np.dtype:
-    """Returns the dtype as `as_dtype` does; raises ValueError if it is not allowed."""
+    """Returns the dtype as `as_dtype` does; raises ValueError for a dtype that is not allowed."""
     dtype = as_dtype(value, argument)
     if dtype not in allowed:
         raise ValueError(f"{argument} must be {listed(allowed)}, got {dtype.name}.")

@@ -23,7 +23,7 @@ RETIRED: Mapping[str, str] = MappingProxyType(
         "with_precision": _HIGHEST,
     }
 )
-"""From a retired option or method to its replacement. A key ``name`` also covers ``with_name``."""
+"""Each retired option or method with its replacement; ``name`` also stands for ``with_name``."""
 
 
 def instead_of(name: str) -> str:

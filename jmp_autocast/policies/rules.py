@@ -201,7 +201,7 @@ def said_of(found: Iterable[Match], primitive: str) -> Said:
         elif question == "dtype":
             dtype = match
             if is_named and match.what in COMPUTE_DTYPES:
-                policy = match  # the primitive is lowered
+                policy = match  # the dtype also decides how the primitive runs
         elif is_named or primitive not in WITHOUT_POLICY:
             policy = match
     # A scope in float32 competes with cast policies; a scope with a 16-bit compute dtype does not.

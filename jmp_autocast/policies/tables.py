@@ -202,4 +202,4 @@ def _build() -> dict[str, Rule]:
 
 
 DEFAULT_RULES: Mapping[str, Rule] = MappingProxyType(_build())
-"""From the name of each primitive that is not structural to its rule."""
+"""The rule of each primitive that is not structural, by the primitive's name."""
