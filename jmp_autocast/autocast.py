@@ -199,8 +199,7 @@ class Autocast(Wrapper, NoContext):
     ) -> AbstractContextManager[arguments.Opened]:
         """Returns a context manager that yields the call as a function of arrays and static values.
 
-        A subclass moves the state of mutable objects into the arguments; pytrees have no such
-        state.
+        Subclasses move the state of mutable objects into the arguments.
         """
         return nullcontext(arguments.Opened(fn, args, kwargs, params))
 
@@ -294,10 +293,10 @@ class PlannedCall:
         call: The flattened arguments.
         traced: The jaxpr of the function.
         closed: The jaxpr that is planned: ``traced``, prepared by the planner.
-        planner: The planner of the program, also for derivative rules that JAX traces later.
+        planner: The planner, also of derivative rules that JAX traces later.
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
-        choice: The chosen default compute dtype and its reason; None if the policy names a dtype.
+        choice: The chosen default compute dtype; None if the policy names one.
         untrained: As in `arguments.Opened`.
     """
 
@@ -315,8 +314,8 @@ class PlannedCall:
 
         Args:
             *arrays: The array arguments of the call.
-            planned: A callback for the plan of each derivative or batching rule of the user. Such a
-                rule is planned when JAX differentiates or maps the program.
+            planned: A callback for the plan of each derivative or batching rule of the user. JAX
+                traces such a rule when it differentiates or maps.
         """
         declared = functools.partial(self.declared, planned=planned)
         # Without residuals to plan, the program needs no second trace.
@@ -362,8 +361,8 @@ def plan_call(
     inputs = input_states(body.invars, call.sources, policy)
     wants = [want_of(v.aval, options.output_dtype) for v in body.outvars]
     if options.output_dtype == "computed":
-        # Outputs get the dtypes that PyTorch would return. Values inside the program keep the
-        # dtypes that are best for their consumers.
+        # Only outputs get PyTorch's dtypes; inner values keep the dtypes that are best for their
+        # consumers.
         wants = computed_wants(planner, closed, inputs, wants)
     plan = planner.plan_program(closed, inputs, wants)
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, choice)

@@ -74,7 +74,7 @@ def cast_params(
         return params
     program = PlannedParams(wrapper, params, args, kwargs)
     # A leaf that `quantize_params` would store in 8 bits stays float32. `serving` is the plan of
-    # `quantize_params`, whose products run in 8 bits for any batch.
+    # `quantize_params`.
     plan = program.planned.plan
     serving = program.plan_for(untrained) if may_use_float8(wrapper.policy) else plan
     pairs = zip(program.reads(plan), program.reads(serving), strict=True)

@@ -69,9 +69,8 @@ def keep_less(
             possible are kept. ``"declared"`` changes nothing.
         keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_rules`, in which
             nothing is computed again.
-        params: Which arguments hold parameters, as for `autocast`. Parameters are in memory anyway,
-            so that keeping one, moved or cast, costs nothing. For a result of `autocast` leave it
-            out: the wrapper has the option itself.
+        params: Which arguments hold parameters, as for `autocast`. Parameters are in memory anyway
+            and cost nothing to keep. A result of `autocast` has its own option.
 
     Returns:
         The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and

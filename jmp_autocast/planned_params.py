@@ -33,16 +33,15 @@ class PlannedParams:
         leaves, structure = jax.tree.flatten(params)
         is_by_place = wrapper.inputs_are_leaves
         if not is_by_place:
-            # The inputs are in another order than the leaves, and a shared leaf is one input. So
-            # inputs are matched to leaves by identity; each abstract leaf is copied to make it
-            # unique.
+            # The inputs are in another order than the leaves, and a shared leaf is one input. They
+            # are matched by identity, for which each abstract leaf is copied.
             leaves = [x.update() if is_abstract(x) else x for x in leaves]
         self.planned: PlannedCall = wrapper.planned(structure.unflatten(leaves), *args, **kwargs)
         self._count = len(leaves)
         arrays = self.planned.call.arrays
         places = [i for i, x in enumerate(leaves) if is_array(x) or is_abstract(x)]
-        # Pairs of a leaf's position in the first argument and an input's position in the plan. If
-        # `is_by_place`, the first inputs are the arrays of the first argument, in order.
+        # Pairs of a leaf's and its input's position. If `is_by_place`, the first inputs are the
+        # arrays of the first argument.
         self._entries: list[tuple[int, int]] = (
             [(i, k) for k, i in enumerate(places)]
             if is_by_place

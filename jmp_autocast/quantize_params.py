@@ -42,34 +42,31 @@ def quantize_params(
     Such a parameter becomes a `QuantizedArray`: the values and the scale that the program would
     compute, in a quarter of the bytes. The `autocast` wrapper of ``fn`` accepts the tree in place
     of the parameters. The program then quantizes only activations, and multiplies the same numbers
-    as before. With quantized parameters it multiplies any number of tokens in 8 bits; with float32
-    parameters, it multiplies a batch of 1 in 16 bits. The tree does not depend on the batch that it
-    is made for.
+    as before. Any number of tokens runs in 8 bits; with float32 parameters, a batch of 1 runs in 16
+    bits. The tree does not depend on the batch.
 
     A leaf is quantized if all its consumers are products in 8 bits that read the whole leaf. The
     products may read the leaf transposed or reshaped. A ``scan`` may read one layer of a stack in
     each iteration, and the stack gets one scale for each layer. A weight stays float32 if any other
     operation reads it (as for an embedding that is also the head), or if a product reads only a
-    part of it. To store the remaining leaves in 16 bits, call `cast_params` before or after this
-    function.
+    part of it. `cast_params`, called before or after, stores the remaining leaves in 16 bits.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
             argument holds the parameters.
         params: The parameters: any pytree of arrays, such as Linen variables, an NNX module or the
-            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. The program is
-            planned as if 16-bit leaves were float32, as `as_float32` returns them; those that are
-            not quantized stay in 16 bits. A ``jax.ShapeDtypeStruct`` becomes a `QuantizedArray` of
-            two ``jax.ShapeDtypeStruct``, for the restore of a checkpoint. The values keep the
-            sharding of the leaf; a scale is on all devices.
+            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. The plan treats
+            16-bit leaves as float32 (`as_float32`); a leaf that is not quantized stays as it is. A
+            ``jax.ShapeDtypeStruct`` becomes a `QuantizedArray` of abstract arrays, to restore a
+            checkpoint. The values keep the sharding of the leaf; a scale is on all devices.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
         policy: A policy with ``matmul="float8"``; None for the policy of the wrapper.
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
         A pytree of the structure of ``params``, with a `QuantizedArray` for each quantized leaf. If
-        no leaf is quantized, the function warns. With ``JMP_AUTOCAST=0`` in the environment the
-        result is ``params`` itself.
+        no leaf is quantized, the function warns. With ``JMP_AUTOCAST=0`` in the environment it
+        returns ``params``.
 
     Raises:
         TypeError: ``fn`` is not callable.

@@ -64,8 +64,7 @@ def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
     """
     # An output such as `jnp.zeros(())` is a literal of the jaxpr: a NumPy or Python number, without
-    # `at`, `devices` or a dtype. A float0 value stays a NumPy array, because JAX has no arrays of
-    # float0.
+    # `at` or `devices`. JAX has no arrays of float0.
     if isinstance(x, _NUMBERS) and getattr(x, "dtype", None) != jax.dtypes.float0:
         x = jnp.asarray(x)
     # An equation that is bound again may lose the weak type of its result. Without the repair, the

@@ -200,9 +200,8 @@ def _without_summed_scales(
 ) -> tuple[Any, Factor]:
     """Returns the cotangent and the factor, with the factor's scales moved to the cotangent.
 
-    This is done only for scales that vary along the contracted dimensions. The cotangent is
-    multiplied by the scales and the factor's source is divided by them, both exactly: scales are
-    powers of two.
+    Scales that vary along contracted dimensions multiply the cotangent and divide the factor's
+    source, both exactly, because they are powers of two.
     """
     inverse = other.inverse
     if not inverse.ndim or all(inverse.shape[d] == 1 for d in numbers[0][1 - raw]):

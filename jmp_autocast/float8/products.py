@@ -177,9 +177,9 @@ def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
     sizes = {"M": of_free[1 - weight], "N": of_free[weight], "K": contracted}
     tag = at.given[weight].tag
     # M, the number of tokens, matters only for the gradient of the weight, which sums over tokens.
-    # So for an untrained weight any M runs in 8 bits. When a batch of 1 ran in 16 bits, each weight
-    # was copied (a stack in float32): 14 MB of weights took 57 MB of temporaries on a CPU, and now
-    # take 39 MB.
+    # So for an untrained weight any M runs in 8 bits. In 16 bits, a batch of 1 copied each weight,
+    # and a stack in float32: 14 MB of weights took 57 MB of temporaries on a CPU, and take 39 MB in
+    # 8 bits.
     if isinstance(tag, Weight) and not tag.trained and recipe.scaling == "tensor":
         del sizes["M"]
     for name, size in sizes.items():

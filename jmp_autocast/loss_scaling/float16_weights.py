@@ -20,9 +20,9 @@ def float32_state(inner_state: Any, params: Any) -> Any:
 
 
 def as_read_by(inner_state: Any, params: Any) -> Any:
-    """Returns parameters for the inner optimizer, with float16 leaves in float32.
+    """Returns the parameters for the inner optimizer, with float16 leaves in float32.
 
-    An optimizer that itself stores 16-bit weights, such as `master_weights`, gets them unchanged.
+    An optimizer that stores 16-bit weights itself gets them unchanged.
     """
 
     def stores(node: Any) -> bool:

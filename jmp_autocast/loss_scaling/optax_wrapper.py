@@ -60,8 +60,8 @@ def dynamic_loss_scaling(
     runs on them. If one is not finite, the step is skipped: the updates are -0.0 (so that even a
     parameter of -0.0 keeps its bits), the state of ``inner`` keeps its bits, and the scale backs
     off. After ``growth_interval`` finite steps in a row the scale grows. The defaults are those of
-    PyTorch's ``GradScaler``. The bounds are an addition: PyTorch's scale can sink to 0, after which
-    every parameter becomes NaN.
+    PyTorch's ``GradScaler``, whose scale has no bounds and can sink to 0, after which every
+    parameter becomes NaN.
 
     A transformation inside ``inner`` sees unscaled gradients, so ``optax.clip_by_global_norm``
     belongs there. A transformation chained before the wrapper sees scaled gradients, and
@@ -77,13 +77,13 @@ def dynamic_loss_scaling(
     ``inner`` gets float16 parameters in float32, and keeps float32 moments for them: in float16,
     Adam's second moment of gradients below 5e-3 is zero. Updates of 16-bit parameters are float32:
     ``optax.apply_updates`` rounds the sum to 16 bits, while ``eqx.apply_updates`` returns float32
-    parameters. To keep the digits that this rounding loses, put
-    `jmp_autocast.optimizers.master_weights` inside the wrapper.
+    parameters. `jmp_autocast.optimizers.master_weights` inside the wrapper keeps the rounded
+    digits.
 
     ``init`` stores the arguments in the state, and so in checkpoints:
     ``state.loss_scale._replace(growth_interval=jnp.int32(500))`` changes one without a
-    recompilation. For ``optax.inject_hyperparams``, each ``update`` replaces the stored value of an
-    argument that is a JAX array by that array.
+    recompilation. An argument that is a JAX array replaces its stored value in each ``update``, as
+    ``optax.inject_hyperparams`` needs.
 
     Args:
         inner: Any optax transformation. It gets the extra arguments of ``update`` unchanged, except
@@ -95,9 +95,8 @@ def dynamic_loss_scaling(
             least 1.
         min_scale: Lower bound; a normal float32 number above 0.
         max_scale: Upper bound; a finite float32 number.
-        axis_name: The mapped axis or axes of ``shard_map`` or ``pmap``: if the gradients of one
-            shard are not finite, all shards skip the step. Under ``jit`` with sharded arrays no
-            name is needed.
+        axis_name: The mapped axis or axes of ``shard_map`` or ``pmap``: if one shard has a bad
+            gradient, all skip the step. Sharded arrays under ``jit`` need no name.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.

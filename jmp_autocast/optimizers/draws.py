@@ -39,10 +39,9 @@ def split(key: jax.Array, count: int) -> list[jax.Array]:
         keys = jax.random.split(as_key(key), count)
         return list(jax.random.key_data(keys))
 
-    # On a GPU, each key is computed from scalars alone. Slices of one array behind a barrier would
-    # each be a kernel: 565 kernels, not 315, for a GPT in 148 arrays. On a TPU, each operation on a
-    # scalar is a kernel: 1,760 kernels, not 380, for six matrices. So a TPU makes all keys as one
-    # array.
+    # On a GPU, each key is computed from scalars: slices of one array behind a barrier are a kernel
+    # each, 565 and not 315 for a GPT in 148 arrays. A TPU makes one array of keys: each operation
+    # on a scalar is a kernel there, 1,760 and not 380 for six matrices.
     def one_by_one(key: jax.Array) -> list[jax.Array]:
         own = as_key(key)
         return [jax.random.key_data(jax.random.fold_in(own, n)) for n in range(count)]

@@ -101,8 +101,8 @@ def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
         compensation.
 
     Raises:
-        ValueError: ``wide`` has another structure or other shapes than ``params``, or a leaf of
-            ``wide`` is not float32 where ``params`` has 16 bits.
+        ValueError: ``wide`` differs from ``params`` in structure or shapes, or is not float32 where
+            ``params`` is in 16 bits.
 
     Example:
         >>> import jax.numpy as jnp

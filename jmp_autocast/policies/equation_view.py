@@ -112,8 +112,8 @@ class EquationView:
     def flops(self) -> int:
         """The estimated floating point operations.
 
-        A matmul or convolution counts two for each product that it sums, a reduction one for each
-        reduced element, and an elementwise operation one for each element of its result.
+        These are two for each summed product of a matmul or convolution, one for each element that
+        is reduced, and one for each element of any other result.
 
         Example:
             >>> import jax.numpy as jnp

@@ -35,8 +35,8 @@ class Float8:
 
     Each operand is multiplied by a scale, the power of two that brings its largest element just
     below the largest float8 number, and rounded to 8 bits. The product is multiplied by the inverse
-    scales. Each scale is computed from the current values, so that there is no state to keep in a
-    checkpoint. Products of two activations, convolutions and sums stay in the compute dtype.
+    scales. Scales are computed from the current values, so there is no state to keep. Products of
+    two activations, convolutions and sums stay in the compute dtype.
 
     Args:
         gradient: The format of cotangents, ``"e5m2"`` or ``"e4m3"``. Weights and activations are
@@ -46,12 +46,12 @@ class Float8:
             product in the compute dtype; the activation is kept in 16 bits. The gradient is float32
             in both cases.
         minimum: The smallest input and output size of a weight whose products run in 8 bits.
-            Smaller weights gain little or lose, because quantizing costs a pass over each operand:
-            by estimate, an H100 gains 7 % at 2048 x 768 x 3072 (tokens x inputs x outputs).
+            Smaller weights gain little or lose, because quantizing takes a pass over each operand:
+            an H100 gains 7 % at 2048 x 768 x 3072, by estimate.
         multiple: All three sizes of a product must be multiples of this number. GPUs pad other
             sizes to multiples of 16.
-        skip: ``("last",)``: a product that no other matrix product follows, such as the product
-            that makes logits, stays in the compute dtype. ``()``: no product is skipped.
+        skip: ``("last",)``: a product that no other matrix product follows, such as that of the
+            logits, stays in the compute dtype. ``()``: no product is skipped.
         emulate: True rounds to 8 bits on every backend, for studies. An optimization barrier keeps
             XLA from removing the pair of casts to 8 bits and back.
         scaling: ``"tensor"``: one scale for an array. ``"row"``: one scale for each token of an

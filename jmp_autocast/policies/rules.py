@@ -118,9 +118,9 @@ class Match(NamedTuple):
     """A rule that matches the scope of an equation. Of several, the largest `rank` wins.
 
     Args:
-        depth: The number of scopes in the shortest prefix that the pattern matches.
-        kind: 0 for a rule for ``"*"``, 1 for a rule that names a primitive, 2 for a mark in the
-            code, such as ``full_precision()``.
+        depth: The depth of the matched scope.
+        kind: 0 for a rule for ``"*"``, 1 for a rule for one primitive, 2 for a mark such as
+            ``full_precision()``.
         position: The rule's position in the policy.
         primitive: The primitive, or ``"*"``.
         what: The rule's value.

@@ -159,8 +159,7 @@ def _rules(value: Any) -> tuple[tuple[Any, ...], ...]:
         raise wrong_type("rules must be an array of three words each", value, fix)
     known = known_primitives()
     for _, name, _ in value:
-        # An unknown name may be a primitive of a package that is not loaded yet, so only a near
-        # match of a known name warns.
+        # An unknown name may belong to a package that is not loaded yet; only a near miss warns.
         if not isinstance(name, str) or name == ANY or name in known:
             continue
         if hint := function_hint(name) or did_you_mean(name, known, cutoff=0.8):
