@@ -76,7 +76,7 @@ def _owner(objects: dict[Path, Any], path: Path) -> Path:
 
 
 def static_tracers(graphdef: Any) -> dict[int, Any]:
-    """Returns the tracers in static attributes of a graph: from the tracer's id to the attribute.
+    """Returns a dict from the id of each tracer in a graph's static attributes to the attribute.
 
     Example:
         >>> from flax import nnx

@@ -65,7 +65,7 @@ def _is_count(number: float) -> bool:
 
 
 def _as_stored(name: str, value: Any) -> float | None:
-    """Returns a number in its dtype in the state; None for a JAX array, which may be a tracer."""
+    """Returns a number as the state stores it; None for a JAX array, which may be a tracer."""
     if isinstance(value, jax.Array | np.ndarray):
         if value.shape or not is_real(value.dtype):
             raise TypeError(

@@ -36,7 +36,7 @@ class MasterWeightsState(NamedTuple):
         dtype('float32')
     """
 
-    stores_16_bits = True  # `as_read_by` of loss scaling then passes 16-bit weights
+    stores_16_bits = True  # with this, a loss-scaling wrapper passes 16-bit weights
 
     master_params: Any
     inner_state: optax.OptState

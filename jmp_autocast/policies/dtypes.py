@@ -67,7 +67,7 @@ def find_dtype(value: Any) -> np.dtype | None:
 
 
 def as_dtype(value: Any, argument: str) -> np.dtype:
-    """Returns the dtype that a dtype, scalar type or name stands for; else raises ValueError."""
+    """Returns the dtype of a dtype, scalar type or name; raises ValueError for any other value."""
     dtype = find_dtype(value)
     if dtype is None:
         raise ValueError(
