@@ -78,13 +78,14 @@ _PACKAGES = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 
 
 def __getattr__(name: str) -> Any:
-    # The tools, a third of the package, are imported at their first use: training needs none. They
-    # are the names of `__all__` that are not here yet.
+    # The tools are a third of the package. They are imported at their first use, because training
+    # needs none of them. They are the names of `__all__` that are not here yet.
     if name == "inspect" or name in __all__:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
     if hint := hint_for(name, __name__):
-        # `from jmp_autocast import name` drops the hint of an AttributeError; `hasattr` needs one.
+        # `from jmp_autocast import name` drops the message of an AttributeError but shows that of
+        # an ImportError; `hasattr` expects an AttributeError.
         caller = sys._getframe(1).f_globals.get("__name__")
         kind = ImportError if caller == "importlib._bootstrap" else AttributeError
         raise kind(f"{__name__} has no {name!r}. {hint}", name=__name__)

@@ -1,4 +1,4 @@
-"""`autocast`: a function transform, from arguments to outputs."""
+"""The function transform `autocast`, and the steps of a call from arguments to outputs."""
 
 from __future__ import annotations
 
@@ -82,15 +82,15 @@ def autocast(
     """Runs a float32 function in mixed precision.
 
     Matmuls and convolutions run in the compute dtype; exponentials, logarithms, sums, norms and
-    linear algebra run in float32. Elementwise operations between products run in the widest dtype
-    among the operands that vote, others in float32. The result has the same signature and output
-    types as ``fn``; gradients have the dtypes of the parameters and accumulate in float32.
-    ``autocast`` composes with ``jit``, ``grad``, ``vmap``, ``shard_map``, ``checkpoint`` and the
-    other transformations, from inside and from outside, and with itself: an inner ``autocast``
-    governs its region.
+    linear algebra run in float32. An elementwise operation between products runs in the widest
+    dtype among the operands that vote; any other elementwise operation runs in float32. The result
+    has the same signature and output types as ``fn``; gradients have the dtypes of the parameters
+    and accumulate in float32. ``autocast`` composes with ``jit``, ``grad``, ``vmap``,
+    ``shard_map``, ``checkpoint`` and the other transformations, inside and outside the wrapped
+    function, and with itself: an inner ``autocast`` governs its region.
 
-    Outside ``jit`` it traces, plans and compiles at each call. Under ``jit`` it does so once per
-    signature, and costs nothing per call.
+    Outside ``jit``, each call is traced, planned and compiled again. Under ``jit`` this happens
+    once per signature, and a call costs nothing extra.
 
     Args:
         fn: The function, method or callable module. Arrays in its arguments are traced; all
@@ -98,35 +98,35 @@ def autocast(
             as a decorator with options.
         policy: A `Policy`; or a compute dtype, ``float16`` or ``bfloat16``; or a string such as
             ``"params=float32,compute=bfloat16,output=float32"``; or a ``jmp.Policy``. None for
-            ``Policy()``, whose compute dtype is that of the default backend: float16 on GPUs with
-            tensor cores for it alone (V100, T4), bfloat16 on all others. It is chosen when the
-            program is traced.
+            ``Policy()``, whose compute dtype depends on the default backend: float16 on GPUs whose
+            tensor cores multiply float16 but not bfloat16 (V100, T4), else bfloat16. The choice is
+            made when the program is traced.
         params: Which arguments hold parameters: a position or several, or a predicate of an array's
-            path in the arguments (``"0/dense/kernel"``); ``()`` for none. None infers them from the
-            program, and never from a name: an argument holds parameters if it is a module (a
-            callable pytree), or a container with an array that a product consumes as its weight.
-            Most parameters do not affect the choice of dtypes: a bias or a scale does not widen
-            the other operand.
+            path in the arguments (``"0/dense/kernel"``); ``()`` for none. None infers the arguments
+            from the program, and never from a name: an argument holds parameters if it is a module
+            (a callable pytree), or a container with an array that a product consumes as its weight.
+            Most parameters do not affect the choice of dtypes: a bias or a scale does not widen the
+            other operand.
         output_dtype: ``"same"`` for the dtypes that ``fn`` returns, ``"computed"`` for the dtypes
-            that the program computed in, or the dtype of all float32 and 16-bit outputs. With
-            ``"computed"``, a result that PyTorch's autocast leaves in 16 bits (an ELU, a variance)
-            is float32 inside the program, and rounded on return. Return logits for sampling in
-            float32: ``jax.random.categorical`` draws its noise in the dtype of the logits, and in
-            bfloat16 it draws only the first 1,300 of 50,000 tokens.
+            that the rewritten program computes, or one dtype for all float32 and 16-bit outputs.
+            With ``"computed"``, a result that PyTorch's autocast leaves in 16 bits (an ELU, a
+            variance) is float32 inside the program, and rounded on return. Return logits for
+            sampling in float32: ``jax.random.categorical`` draws its noise in the dtype of the
+            logits, and in bfloat16 it draws only the first 1,300 of 50,000 tokens.
         enabled: False runs ``fn`` without any cast, even inside another ``autocast``. The
-            environment variable ``JMP_AUTOCAST=0`` does so for every wrapper.
+            environment variable ``JMP_AUTOCAST=0`` disables every wrapper in the same way.
 
     Returns:
         The function in mixed precision; with ``fn=None`` a decorator. Equal functions and options
-        give equal wrappers, so a second ``jit(autocast(fn))`` does not trace again. The wrapper of
-        a module that is a pytree is a pytree, with the module as ``__wrapped__``, so that a model
-        may hold it.
+        give equal wrappers, so a second ``jit(autocast(fn))`` does not trace again. If ``fn`` is a
+        module that is a pytree, its wrapper is a pytree with the module as ``__wrapped__``, and a
+        model may hold the wrapper.
 
     Raises:
         TypeError: ``fn`` is not callable, ``enabled`` is a traced value, or an option has the
             wrong type.
-        ValueError: The compute dtype is another dtype, ``params`` is out of range, or another
-            option has an invalid value.
+        ValueError: The compute dtype is neither float16 nor bfloat16, ``params`` is out of range,
+            or another option has an invalid value.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -150,14 +150,14 @@ def autocast(
 class Autocast(Wrapper, NoContext):
     """A function in mixed precision: the result of `autocast`."""
 
-    is_whole = True  # the scopes that its policy names are in it, or misspelled
-    inputs_are_leaves = True  # the inputs of a plan are the arrays of the arguments, in their order
+    is_whole = True  # warn if a scope of the policy is not in the function
+    inputs_are_leaves = True  # the plan's inputs are the array leaves of the arguments, in order
     _options: Options
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         if not self._options.is_on:
-            # The mark keeps an outer autocast from casting in this region.
+            # The mark keeps an outer `autocast` from casting in this region.
             args, kwargs = dequantized((args, kwargs))
             with jax.named_scope(mark(GOVERNED)), with_default_precision(), kernels_in(None):
                 return self._fn(*args, **kwargs)
@@ -190,22 +190,25 @@ class Autocast(Wrapper, NoContext):
 
     @staticmethod
     def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Returns whether this kind of wrapper is for such a call; this one is for every call."""
+        """Returns whether this class handles such a call; the base class handles every call."""
         return True
 
     @staticmethod
     def opened(
         fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[arguments.Opened]:
-        """Returns the context of a call without the state of its objects; pytrees have none."""
+        """Returns a context manager that yields the call as a function of arrays and static values.
+
+        Subclasses move the state of mutable objects into the arguments.
+        """
         return nullcontext(arguments.Opened(fn, args, kwargs, params))
 
     def _options_of(self, call: arguments.Opened) -> Options:
-        """Returns the options for an opened call."""
+        """Returns the options of the wrapper with the ``params`` of an opened call."""
         return dataclasses.replace(self._options, params=call.params)
 
     def keeping(self, residuals: ResidualChoice) -> Any:
-        """Returns the wrapper of the same function that keeps less for the backward pass."""
+        """Returns a wrapper of this function that also plans its residuals, as `keep_less` does."""
         options = dataclasses.replace(self._options, residuals=residuals)
         return wrapper_of(self._fn, options, self._kind())
 
@@ -225,32 +228,33 @@ class Part(Autocast):
     is_whole = False
 
 
-# The kinds of wrappers whose objects hold state: each integration adds its own when it is imported.
+# The wrapper classes for calls with mutable objects, such as NNX modules. An integration adds its
+# class when it is imported.
 STATEFUL_KINDS: list[type[Autocast]] = []
 
 
 def kind_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Autocast]:
-    """Returns the kind of wrapper that a call needs."""
+    """Returns the first class in `STATEFUL_KINDS` that takes a call, or `Autocast`."""
     return next((kind for kind in STATEFUL_KINDS if kind.takes(fn, args, kwargs)), Autocast)
 
 
 def opened(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[arguments.Opened]:
-    """Returns the context of a call of any function, without the state of its objects."""
+    """Returns the context manager that `opened` of the call's wrapper class returns."""
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 
 def wrapper_for(
     by: str, fn: Any, policy: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Autocast:
-    """Returns the wrapper of a function that a tool plans, or the function if it is one.
+    """Returns the wrapper of a function that a tool plans; a wrapper is returned unchanged.
 
     Args:
         by: The public function of the tool, for messages.
         fn: The function, or a wrapper of `autocast`.
-        policy: The policy, None for the wrapper's own or the default.
-        args: The positional arguments of the call: stateful objects need their own wrapper.
+        policy: The policy; None for the policy of the wrapper, or the default.
+        args: The positional arguments of the call, which decide the class of the wrapper.
         kwargs: The keyword arguments.
 
     Raises:
@@ -270,9 +274,10 @@ def wrapper_for(
 
 
 ANNOTATED: Any = jax.make_user_context(False)
-"""While it is True, each emitted equation carries the reason of its plan on the name stack.
+"""While this is True, each emitted equation carries the reason of its plan on the name stack.
 
-A user context is part of the key of JAX's caches: programs that run never have these names.
+A user context is part of the key of JAX's caches, so a program traced with these names is never
+reused for a run without them.
 """
 
 
@@ -287,12 +292,12 @@ class PlannedCall:
     Args:
         call: The flattened arguments.
         traced: The jaxpr of the function.
-        closed: The same, prepared for planning.
-        planner: Plans the derivative rules that JAX traces later.
+        closed: The jaxpr that is planned: ``traced``, prepared by the planner.
+        planner: The planner, also of derivative rules that JAX traces later.
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
-        choice: The choice of a default compute dtype, None for a dtype of the policy.
-        untrained: As for `arguments.Opened`.
+        choice: The chosen default compute dtype; None if the policy names one.
+        untrained: As in `arguments.Opened`.
     """
 
     call: arguments.Call
@@ -305,23 +310,23 @@ class PlannedCall:
     untrained: Callable[[str], bool] = lambda path: False
 
     def rewritten(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
-        """Runs the planned program: its equations are bound in the ambient trace.
+        """Runs the planned program by binding its equations in the ambient trace.
 
         Args:
             *arrays: The array arguments of the call.
-            planned: Is called with the plan of each of the user's derivative and batching rules,
-                which are planned when JAX differentiates or maps.
+            planned: A callback for the plan of each derivative or batching rule of the user. JAX
+                traces such a rule when it differentiates or maps.
         """
         declared = functools.partial(self.declared, planned=planned)
-        # Without residuals to plan there is no need for a second trace.
+        # Without residuals to plan, the program needs no second trace.
         if not may_plan(self.closed, self.residuals):
             return declared(*arrays)
         closed, is_param = fresh_make_jaxpr(declared, *arrays), self.call.is_param
         return run_planned(closed, is_param, self.residuals, arrays)
 
     def declared(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
-        """Runs the planned program as `rewritten`, with the residuals that it declares."""
-        # Derivative rules are traced later, and may call kernels.
+        """Runs the planned program like `rewritten`, without planning its residuals."""
+        # JAX traces derivative rules while the program runs, and these may call decorated kernels.
         kernels = kernels_of(self.planner.policy) if self.planner.has_rules else nullcontext()
         with jax.named_scope(mark(GOVERNED)), kernels:
             label = _reason if ANNOTATED.value else None
@@ -356,7 +361,8 @@ def plan_call(
     inputs = input_states(body.invars, call.sources, policy)
     requests = [request_of(v.aval, options.output_dtype) for v in body.outvars]
     if options.output_dtype == "computed":
-        # Consumers inside the program keep the dtypes that serve them.
+        # Only outputs get PyTorch's dtypes; inner values keep the dtypes that are best for their
+        # consumers.
         requests = computed_requests(planner, closed, inputs, requests)
     plan = planner.plan_program(closed, inputs, requests)
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, choice)
@@ -369,7 +375,7 @@ def run_call(
 
     Args:
         wrapper: The wrapper.
-        fn: Its function, or the function of the opened call.
+        fn: The function to run: that of the wrapper, or that of an opened call.
         options: The options of the call.
         args: The positional arguments.
         kwargs: The keyword arguments.

@@ -1,4 +1,4 @@
-"""The device of a program: the dtypes of its matrix units, and the rounding of XLA on it."""
+"""The dtypes of a device's matrix units, and compiler options that keep every rounding."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-# XLA may leave out a rounding to 16 bits and back; XLA:CPU does so for a convolution's kernel.
+# XLA may remove a cast to 16 bits and back. XLA:CPU removes such a pair at the kernel of a
+# convolution.
 EVERY_ROUNDING = {"xla_allow_excess_precision": False}
-"""Options of a compiler that leaves out no rounding of the program."""
+"""Compiler options with which XLA removes no rounding of the program."""
 
 _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
 
 
-# The dtypes of matrix units; "blocks" are MXFP8 and NVFP4. A row applies to NVIDIA's GPUs from a
-# compute capability on, the newest first; to AMD's GPUs whose capability begins with one of its
-# prefixes; and to TPUs whose name does.
+# The dtypes that matrix units multiply; "blocks" are MXFP8 and NVFP4. A row of `_NVIDIA` applies to
+# GPUs of at least its compute capability, and the newest row comes first. A row of `_AMD` or `_TPU`
+# applies if one of its prefixes starts the GPU's capability or the TPU's name.
 _NVIDIA: tuple[tuple[float, tuple[str, ...]], ...] = (
     (10.0, ("bfloat16", "float16", "float8", "blocks")),  # Blackwell
     (8.9, ("bfloat16", "float16", "float8")),  # Ada, Hopper
@@ -42,7 +43,7 @@ class Hardware(NamedTuple):
 
     Args:
         platform: ``"cpu"``, ``"gpu"`` (``"cuda"``, ``"rocm"``), ``"tpu"`` or another.
-        kind: Its name, for messages.
+        kind: The name of the device, for messages.
         capability: JAX's name of a GPU's capability: ``"8.0"``, or ``"gfx90a"``; "" for none.
     """
 
@@ -99,10 +100,10 @@ def preferred_for(hardware: Hardware) -> Choice:
         'Tesla T4 has tensor cores for float16 alone'
     """
     kind, capability, units = hardware.kind, hardware.capability, _units(hardware)
-    # To find out about the kernels of a CPU takes 0.1 s, and would not change the result.
+    # A CPU's kernels are not looked up: this would take 0.1 s and not change the result.
     if hardware.platform == "cpu":
         return Choice(_BFLOAT16, "the default on a CPU")
-    # NVIDIA's word: only its GPUs have a number for a capability.
+    # "Tensor cores" is NVIDIA's term, and only NVIDIA's GPUs have a numeric capability.
     what = "tensor cores" if capability[:1].isdigit() else "matrix units"
     if units is None:
         reason = f"nothing is known of 16 bits on {kind} ({hardware.platform})"

@@ -26,23 +26,23 @@ def cast_params(
     policy: PolicyLike | None = None,
     **kwargs: Any,
 ) -> T:
-    """Returns the parameters, with each leaf in 16 bits that the program reads only in 16 bits.
+    """Casts to 16 bits the parameters that a program reads only in 16 bits.
 
-    A leaf is cast if all its readers, in every branch and loop, read it in one 16-bit dtype,
-    according to the plan of `autocast`. A leaf that a norm, a comparison or a float32 residual
-    stream reads in float32 stays float32, and so does a leaf that nothing reads. If you widen the
-    leaves again, the program returns the same bits, because it rounds a rounded number to itself.
-    Under ``jit`` XLA removes the widening together with the cast that follows it.
+    A leaf is cast if, in the plan of `autocast`, all its consumers in every branch and loop read it
+    in one 16-bit dtype. A leaf that a norm, a comparison or a float32 residual stream reads in
+    float32 stays float32, and so does a leaf that nothing reads. If you widen the cast leaves to
+    float32 again, the program returns the same bits: its own cast to 16 bits then rounds nothing.
+    Under ``jit``, XLA removes the widening together with the cast that follows.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
             argument holds the parameters.
         params: The parameters: any pytree of arrays, such as Linen variables, an NNX module or the
-            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. For a
-            ``jax.ShapeDtypeStruct`` only the dtype changes, for a restore in 16 bits. Shardings
-            stay, and so do leaves that `quantize_params` stored in 8 bits.
+            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. A
+            ``jax.ShapeDtypeStruct`` gets the new dtype, so that a checkpoint can be restored in 16
+            bits. Shardings and leaves that `quantize_params` stored in 8 bits stay as they are.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
-        policy: As for `autocast`; None for the wrapper's own, or the default.
+        policy: As for `autocast`; None for the policy of the wrapper, or the default.
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
@@ -70,10 +70,11 @@ def cast_params(
         True
     """
     wrapper = wrapper_for("cast_params", fn, policy, (params, *args), kwargs)
-    if is_switched_off():  # the program then reads float32
+    if is_switched_off():  # without casts, the program reads float32
         return params
     program = PlannedParams(wrapper, params, args, kwargs)
-    # Parameters that `quantize_params` would store in 8 bits are left to it, for any batch.
+    # A leaf that `quantize_params` would store in 8 bits stays float32. `serving` is the plan of
+    # `quantize_params`.
     plan = program.planned.plan
     serving = program.plan_for(untrained) if may_use_float8(wrapper.policy) else plan
     pairs = zip(program.reads(plan), program.reads(serving), strict=True)

@@ -1,10 +1,11 @@
 """Which bfloat16 matmuls XLA:CPU runs in a kernel that is faster than float32.
 
-The kernels change with the versions and flags of XLA: JAX 0.10 has fast kernels for float32 results
-alone, JAX 0.12 for float32 and bfloat16 results, and a flag turns them off. So one small program is
-compiled (0.1 s, once per process, and never at import), and its text is searched for kernels. XLA
-also has slow kernels for CPUs without bfloat16 units, so the features of the CPU are read first.
-With ``XLA_FLAGS=--xla_cpu_max_isa=AVX2`` a CPU with these units counts as one without.
+The kernels depend on the version and the flags of XLA: JAX 0.10 has fast kernels for float32
+results alone, JAX 0.12 for float32 and bfloat16 results, and a flag turns them off. So two small
+programs are compiled (0.1 s, once per process, and never at import), and their text is searched for
+kernels. XLA also has slow bfloat16 kernels for CPUs without bfloat16 units, so the features of the
+CPU are read first. With ``XLA_FLAGS=--xla_cpu_max_isa=AVX2`` a CPU with these units counts as one
+without.
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-# Units that multiply bfloat16, as Linux names them: of Intel's and AMD's CPUs, and of Arm's.
+# Linux's names of the CPU features that multiply bfloat16: two of Intel and AMD, and one of Arm.
 UNITS = ("amx_bf16", "avx512_bf16", "bf16")
-# Values of `xla_cpu_max_isa` that leave these units out.
+# Values of `xla_cpu_max_isa` that disable the units above.
 _OLDER = ("SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI")
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 
@@ -30,8 +31,8 @@ class CPUKernels(NamedTuple):
 
     Args:
         wide: Whether a product with a float32 result runs in a fast kernel.
-        rounded: Whether one with a bfloat16 result does.
-        reason: Why, in words.
+        rounded: Whether a product with a bfloat16 result runs in a fast kernel.
+        reason: The reason, for messages.
     """
 
     wide: bool
@@ -40,7 +41,7 @@ class CPUKernels(NamedTuple):
 
 
 def cpu_kernels() -> CPUKernels:
-    """Returns the fast products of this CPU, which are found once per process.
+    """Returns which bfloat16 products are fast on this CPU; the answer is cached for the process.
 
     Example:
         >>> kernels = cpu_kernels()
@@ -53,7 +54,7 @@ def cpu_kernels() -> CPUKernels:
 def cpu_features() -> frozenset[str]:
     """Returns the features of the CPU as Linux names them; none on other systems.
 
-    A value of ``xla_cpu_max_isa`` that is older than the bfloat16 units leaves those out.
+    If ``xla_cpu_max_isa`` names an instruction set without bfloat16 units, the units are left out.
     """
     try:
         lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
@@ -77,11 +78,12 @@ def _kernels_with(features: frozenset[str]) -> CPUKernels:
 
 
 def _has_kernel(dtype: Any) -> bool:
-    """Returns whether a compiled product reads bfloat16 in a library's kernel."""
+    """Returns whether XLA:CPU has a kernel for bfloat16 operands and this result dtype."""
     operand = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16)
     product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=dtype))
-    # The probe may be compiled while another program is lowered, perhaps for a mesh.
+    # Another program may be in the middle of its lowering here, perhaps for a mesh: the probe names
+    # its own device.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         text = product.lower(operand, operand).compile().as_text() or ""
-    # Without a kernel XLA converts the operands to float32, or leaves a naked `dot`.
+    # Without a kernel, XLA converts the operands to float32 or leaves a plain `dot`.
     return ("__ynn_fusion" in text or "__onednn$matmul" in text) and " convert(" not in text

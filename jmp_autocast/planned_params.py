@@ -15,7 +15,7 @@ from .policies import FLOAT32
 
 
 class PlannedParams:
-    """A planned call of a program, and the inputs that are leaves of its first argument.
+    """A planned call of a program, which maps the leaves of its first argument to inputs.
 
     Args:
         wrapper: The program.
@@ -33,14 +33,15 @@ class PlannedParams:
         leaves, structure = jax.tree.flatten(params)
         is_by_place = wrapper.inputs_are_leaves
         if not is_by_place:
-            # The inputs have another order than the leaves, and a shared leaf is one input: they
-            # are found by identity, for which abstract leaves are copied.
+            # The inputs are in another order than the leaves, and a shared leaf is one input. They
+            # are matched by identity, for which each abstract leaf is copied.
             leaves = [x.update() if is_abstract(x) else x for x in leaves]
         self.planned: PlannedCall = wrapper.planned(structure.unflatten(leaves), *args, **kwargs)
         self._count = len(leaves)
         arrays = self.planned.call.arrays
         places = [i for i, x in enumerate(leaves) if is_array(x) or is_abstract(x)]
-        # The arrays among all leaves are the inputs, those of the first argument first.
+        # Pairs of a leaf's and its input's position. If `is_by_place`, the first inputs are the
+        # arrays of the first argument.
         self._entries: list[tuple[int, int]] = (
             [(i, k) for k, i in enumerate(places)]
             if is_by_place
@@ -53,7 +54,7 @@ class PlannedParams:
         return planned.planner.plan_program(planned.closed, inputs(plan.inputs), plan.requests)
 
     def reads(self, plan: Plan) -> list[Read | None]:
-        """Returns the use of each float32 leaf, None for several uses, none, or another dtype."""
+        """Returns the one use of each leaf; None for no use, several, or a leaf not in float32."""
         ways = read_dtypes(plan)
         found: list[set[Read | None]] = [set() for _ in range(self._count)]
         for i, k in self._entries:
@@ -62,17 +63,17 @@ class PlannedParams:
 
 
 def is_abstract(leaf: Any) -> bool:
-    """Returns whether a leaf is the type of an array."""
+    """Returns whether a leaf is a ``jax.ShapeDtypeStruct``."""
     return isinstance(leaf, jax.ShapeDtypeStruct)
 
 
 def each_once(leaves: list[Any], reads: list[Any], store: Callable[[Any, Any], Any]) -> list[Any]:
-    """Returns the stored form of each leaf, one object for a shared array.
+    """Returns the stored form of each leaf. Leaves that are one array share one stored object.
 
     Args:
         leaves: The leaves.
-        reads: The use of each of them.
-        store: From a leaf and its use to the stored leaf.
+        reads: The use of each leaf.
+        store: A function from a leaf and its use to the stored leaf.
     """
     made: dict[Any, Any] = {}
     for leaf, read in zip(leaves, reads, strict=True):

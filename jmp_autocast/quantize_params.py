@@ -36,40 +36,41 @@ def quantize_params(
     policy: PolicyLike | None = None,
     **kwargs: Any,
 ) -> Any:
-    """Returns the parameters, with each leaf in 8 bits that the program reads only in 8 bits.
+    """Stores in 8 bits the parameters that a program reads only in 8 bits.
 
-    Such a leaf becomes a `QuantizedArray`: the values and the scale that the program would compute,
-    in a quarter of the bytes. The `autocast` wrapper of ``fn`` accepts the tree in place of the
-    parameters. It then quantizes only activations, and multiplies the same numbers, of any number
-    of tokens: a batch of 1 as well, which products of float32 parameters multiply in 16 bits. The
-    tree is the same whatever batch it is made for.
+    Such a parameter becomes a `QuantizedArray`: the values and the scale that the program would
+    compute, in a quarter of the bytes. The `autocast` wrapper of ``fn`` accepts the tree in place
+    of the parameters. The program then quantizes only activations, and multiplies the same numbers
+    as before. Any number of tokens runs in 8 bits; with float32 parameters, a batch of 1 runs in 16
+    bits. The tree does not depend on the batch.
 
-    A leaf is quantized if all its consumers are products in 8 bits that read the whole leaf. They
-    may read it transposed, reshaped, or one layer of a stack in each iteration of a ``scan``, which
-    has a scale for each layer. A weight stays float32 if anything else reads it, such as an
-    embedding that is also the head, or if a product reads only a part of it. `cast_params` stores
-    the remaining leaves in 16 bits, before or after.
+    A leaf is quantized if all its consumers are products in 8 bits that read the whole leaf. The
+    products may read the leaf transposed or reshaped. A ``scan`` may read one layer of a stack in
+    each iteration, and the stack gets one scale for each layer. A weight stays float32 if any other
+    operation reads it (as for an embedding that is also the head), or if a product reads only a
+    part of it. `cast_params`, called before or after, stores the remaining leaves in 16 bits.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper, whose options then apply. Its first
             argument holds the parameters.
         params: The parameters: any pytree of arrays, such as Linen variables, an NNX module or the
-            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. 16-bit leaves
-            are read as `as_float32` makes them, and stay if they are not quantized. A
-            ``jax.ShapeDtypeStruct`` becomes a `QuantizedArray` of two of them, for a restore.
-            Shardings stay; a scale is on all devices.
+            state of ``nnx.split``, a Haiku or Equinox model, or a tree from Orbax. The plan treats
+            16-bit leaves as float32 (`as_float32`); a leaf that is not quantized stays as it is. A
+            ``jax.ShapeDtypeStruct`` becomes a `QuantizedArray` of abstract arrays, to restore a
+            checkpoint. The values keep the sharding of the leaf; a scale is on all devices.
         *args: The other positional arguments of ``fn``, as arrays or ``jax.ShapeDtypeStruct``.
-        policy: A policy with ``matmul="float8"``; None for the wrapper's own.
+        policy: A policy with ``matmul="float8"``; None for the policy of the wrapper.
         **kwargs: The keyword arguments of ``fn``.
 
     Returns:
-        A pytree of the structure of ``params``, with a `QuantizedArray` for each such leaf. Without
-        such a leaf it warns. With ``JMP_AUTOCAST=0`` in the environment it is ``params`` itself.
+        A pytree of the structure of ``params``, with a `QuantizedArray` for each quantized leaf. If
+        no leaf is quantized, the function warns. With ``JMP_AUTOCAST=0`` in the environment it
+        returns ``params``.
 
     Raises:
         TypeError: ``fn`` is not callable.
-        ValueError: The policy has no products in 8 bits, or scales of rows; or ``fn`` is a wrapper,
-            and ``policy`` is given as well or it has ``enabled=False``.
+        ValueError: The policy has no products in 8 bits, or its recipe has a scale for each row; or
+            ``fn`` is a wrapper, and ``policy`` is given as well or it has ``enabled=False``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -89,7 +90,7 @@ def quantize_params(
     """
     wrapper = wrapper_for("quantize_params", fn, policy, (params, *args), kwargs)
     _check_recipe(wrapper.policy, name_of(fn))
-    if is_switched_off():  # the program then reads float32
+    if is_switched_off():  # without casts, the program reads float32
         return params
     leaves, structure = jax.tree.flatten(params)
     program = PlannedParams(wrapper, structure.unflatten(map(_widened, leaves)), args, kwargs)
@@ -100,7 +101,7 @@ def quantize_params(
     return structure.unflatten(stored)
 
 
-# Fixes, by the causes that keep products in 16 bits.
+# Fixes for the warning, by words in the reason why a product stays in 16 bits.
 _FIXES = {
     "below the minimum": " Float8(minimum=...) sets it.",
     "no other matrix product follows": " Float8(skip=()) takes such products, too.",
@@ -109,13 +110,13 @@ _FIXES = {
 
 
 def _widened(leaf: Any) -> Any:
-    """Returns the leaf for which the program is planned: float32 for a 16-bit leaf."""
+    """Returns the leaf to plan with; for a 16-bit leaf, its type in float32."""
     is_narrow = getattr(leaf, "dtype", None) in COMPUTE_DTYPES
     return jax.eval_shape(lambda x: x.astype(FLOAT32), leaf) if is_narrow else leaf
 
 
 def _nothing_stored(name: str, plan: Plan) -> str:
-    """Returns the warning of a program that reads no parameter in 8 bits alone."""
+    """Returns the warning for a program in which no leaf can be stored in 8 bits."""
     reasons = [visit.plan.reason for visit in walk_plan(plan)]
     start = f"quantize_params stored no parameter of {name} in 8 bits"
     causes = collections.Counter(r.cause for r in reasons if r.code is ReasonCode.NOT_FLOAT8)
@@ -127,7 +128,7 @@ def _nothing_stored(name: str, plan: Plan) -> str:
 
 
 def _check_recipe(policy: Policy, name: str) -> None:
-    """Raises ValueError for a policy that has nothing to store in 8 bits."""
+    """Raises ValueError for a policy without 8-bit products, or with a scale for each row."""
     if not may_use_float8(policy):
         raise ValueError(
             f"quantize_params got {name} with a policy that multiplies nothing in 8 bits. "
@@ -144,7 +145,7 @@ def _check_recipe(policy: Policy, name: str) -> None:
 
 
 def _stored(leaf: Any, read: Any) -> Any:
-    """Returns a leaf in 8 bits, with scales along its first dimensions, if its use allows it."""
+    """Returns the leaf in 8 bits if only 8-bit products use it, else the leaf itself."""
     if not isinstance(read, Copied) or read.slices is None:
         return leaf
     scales = read.slices
@@ -167,5 +168,5 @@ def _quantized(scales: int, *shardings: Any) -> Callable[[Any], QuantizedArray]:
         copies = key.copies(x, {}, Weight(scales))
         return QuantizedArray(copies[key], copies[ScaleOf(key)])
 
-    # It is one program, so that no float32 array is stored in between.
+    # Values and scale come from one jitted program, which stores no float32 copy in between.
     return jax.jit(quantized, out_shardings=QuantizedArray(*shardings))

@@ -1,4 +1,4 @@
-"""Regions of a program with a precision of their own, marked on the name stack.
+"""Marks on the name stack for regions of a program with their own precision.
 
 A mark is a ``jax.named_scope``, so it survives jvp, transpose, vmap, scan, jit and remat, and
 costs nothing outside autocast.
@@ -21,22 +21,22 @@ FULL = "full_precision"
 """The mark of a region in which nothing is lowered."""
 
 GOVERNED = "declared"
-"""The mark of a region that an inner autocast has already dealt with."""
+"""The mark of a region of an inner `autocast`, in which an outer one casts nothing."""
 
 
 BECAUSE = "because "
-"""The start of the mark of an equation in `explain`: dtype, code and cause."""
+"""The start of a mark that names the reason of an equation's plan: its code and cause."""
 
 CAST = "cast"
-"""The mark of a cast of this package: back to the declared dtype it changes nothing."""
+"""The mark of a cast that this package inserts, to tell it from a cast of the program."""
 
 
 @with_usage("with full_precision(): inside the function, or @full_precision() above it")
 def full_precision() -> contextlib.AbstractContextManager[Any]:
-    """Nothing in this region is lowered: equations run in the dtypes that the program declares.
+    """Keeps the equations of a region in the dtypes that the program declares.
 
-    It is the counterpart of ``torch.autocast(enabled=False)``. Use it in place of a cast to
-    float32, which adds no equation to a function that is traced in float32.
+    It is the counterpart of ``torch.autocast(enabled=False)``. A cast to float32 does not help
+    here: in a function that is traced in float32 it adds no equation.
 
     Returns:
         A context manager for use in code that autocast traces. Outside autocast it does nothing.
@@ -51,23 +51,23 @@ def full_precision() -> contextlib.AbstractContextManager[Any]:
         >>> f(jnp.ones((8, 8))).dtype
         dtype('float32')
     """
-    # A scope and not an equation: it survives every transformation of JAX, and is free outside
-    # autocast.
+    # A named scope, unlike an equation, survives every transformation of JAX and costs nothing
+    # outside `autocast`.
     return jax.named_scope(mark(FULL))
 
 
 @with_usage("with compute_precision(dtype): inside the function")
 def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any]:
-    """The compute dtype of this region is ``dtype``.
+    """Sets the compute dtype of a region.
 
     Args:
-        dtype: ``float16`` or ``bfloat16``, or ``float32`` for `full_precision`.
+        dtype: ``float16`` or ``bfloat16``; ``float32`` has the effect of `full_precision`.
 
     Returns:
         A context manager for use in code that autocast traces. Outside autocast it does nothing.
 
     Raises:
-        ValueError: ``dtype`` is another dtype.
+        ValueError: ``dtype`` is none of the three.
 
     Example:
         >>> import jax.numpy as jnp
@@ -87,7 +87,7 @@ def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any
 
 
 def mark(name: str) -> str:
-    """Returns the scope name that marks a region.
+    """Returns the name of the scope that marks a region.
 
     Example:
         >>> mark("float16")
@@ -97,7 +97,7 @@ def mark(name: str) -> str:
 
 
 def read_mark(scope: str) -> str | None:
-    """Returns the name in a mark, None for any other scope.
+    """Returns the name inside a mark; None for a scope that is no mark.
 
     Example:
         >>> read_mark("autocast[float16]"), read_mark("Dense_0")

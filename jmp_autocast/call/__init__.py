@@ -1,1 +1,1 @@
-"""A call of a wrapper: checked, flattened, its options and outputs, and the wrapper itself."""
+"""Wrappers and their calls: checks, options, flattened arguments and outputs."""

@@ -41,7 +41,7 @@ Params: TypeAlias = int | Sequence[int] | Callable[[str], bool] | None
 """Positions of arguments, a predicate of an array's path, or None to infer them."""
 
 
-# Functions that compute after the trace is over: they would run in float32, in silence.
+# Kinds of functions that compute after the trace is over, and would silently run in float32.
 _LAZY = {
     "a generator": inspect.isgeneratorfunction,
     "a coroutine": inspect.iscoroutinefunction,
@@ -50,25 +50,25 @@ _LAZY = {
 
 
 def check_function(fn: Any, by: str, fix: str) -> None:
-    """Raises TypeError for a value that is no function, or computes after it has returned.
+    """Raises TypeError for a value that is no function, or is a generator or coroutine function.
 
     Args:
         fn: The value.
-        by: The public function that takes it, for messages.
-        fix: The fix for a value that is not callable.
+        by: The public function that takes ``fn``, for messages.
+        fix: The sentence with the fix, for a value that is not callable.
     """
-    # The scalar types, such as jnp.bfloat16, are callable.
+    # Scalar types such as jnp.bfloat16 are callable, but no functions.
     numpy_scalar = isinstance(fn, type) and issubclass(fn, np.generic)
     if not callable(fn) or type(fn) is type(jnp.float32) or numpy_scalar:
         raise wrong_type(f"{by} takes a callable", fn, fix)
-    # A class whose objects are called: the trace would see the construction of an object alone.
+    # For a class with `__call__`, the trace would see only the construction of an object.
     if isinstance(fn, type) and any("__call__" in vars(base) for base in fn.__mro__):
         raise TypeError(
             f"{by} takes a function, and {fn.__name__} is a class: a call of it only makes an "
             "object. Wrap the function that calls the object, or decorate the class's __call__. "
             "For a Flax Linen class use jmp_autocast.integrations.linen.autocast."
         )
-    # A callable object is as lazy as its `__call__`.
+    # The `__call__` of a callable object decides whether it computes later.
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
     for what, is_lazy in _LAZY.items():
         if is_lazy(fn) or is_lazy(own_call):
@@ -96,18 +96,18 @@ def check_params(params: Any) -> Any:
 
 
 def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
-    """Raises ValueError if the signature of ``fn`` lacks one of the positions ``params``."""
+    """Raises ValueError if a position in ``params`` is beyond the signature of ``fn``."""
     signature = signature_of(fn) if isinstance(params, tuple) else None
-    if signature is None:  # a predicate, or a builtin, which is checked at the call
+    if signature is None:  # a predicate; or a builtin, whose call is checked instead
         return
-    # `*args` may take any number of arguments, and is checked at the call.
+    # A function with `*args` takes any number of arguments; its positions are checked at the call.
     if all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values()):
         count = len(positional_names(fn))
         _check_range(params, count, f": {name_of(fn)} takes ", ", numbered from 0.")
 
 
 def param_positions(fn: Callable[..., Any], params: tuple[int, ...], count: int) -> set[int]:
-    """Returns the positions of the parameters among ``count`` positional arguments of a call.
+    """Returns ``params`` as non-negative positions in a call with ``count`` positional arguments.
 
     Raises:
         ValueError: A position is out of range.
@@ -133,11 +133,12 @@ class Call:
 
     Args:
         arrays: The array leaves of the arguments.
-        sources: The kind of each source: a parameter or data.
-        paths: The path of each in the arguments, such as ``"0/dense/kernel"``.
-        traceable: The function of the array leaves that returns the array leaves of the result.
-        unflatten: Puts the result's static leaves back around its arrays.
-        infers_params: Whether the program decides which arrays are parameters.
+        sources: Whether each array is a parameter or data.
+        paths: The path of each array in the arguments, such as ``"0/dense/kernel"``.
+        traceable: A function from the array leaves of the arguments to the array leaves of the
+            result.
+        unflatten: A function from the result's array leaves to the result, with its static leaves.
+        infers_params: Whether parameters are inferred from the traced program.
     """
 
     arrays: list[Any]
@@ -148,7 +149,7 @@ class Call:
     infers_params: bool = False
 
     def look_at(self, traced: AnyJaxpr) -> None:
-        """Infers which arrays are parameters from the closed jaxpr of `traceable`, if needed."""
+        """If `infers_params`, finds the parameters from the closed jaxpr of `traceable`."""
         if self.infers_params:
             self.sources = list(with_weights(self.paths, self.sources, traced))
 
@@ -165,22 +166,22 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class InModules:
-    """Known parameters, by a predicate of an array's path; dataflow infers the others."""
+    """A predicate of the path of a known parameter; further parameters are inferred."""
 
     is_param: Callable[[str], bool]
 
 
 class Opened(NamedTuple):
-    """A call as a function of arrays and static values, without the state of its objects.
+    """A call whose mutable objects are replaced by arrays and static values.
 
     Args:
         fn: The function.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
-        params: Which of its arrays are parameters, for `flatten`.
-        untrained: True for the path of an array that the framework's own gradient leaves out.
-        finish: From the result of ``fn`` to that of the caller's function; it puts the state back
-            into the caller's objects.
+        args: The positional arguments of ``fn``.
+        kwargs: The keyword arguments of ``fn``.
+        params: The value of ``params`` for `flatten`.
+        untrained: A predicate of an array's path: the framework's gradient leaves the array out.
+        finish: A function that writes the new state into the caller's objects. It takes the result
+            of ``fn`` and returns the result of the caller's function.
     """
 
     fn: Callable[..., Any]
@@ -212,8 +213,7 @@ def flatten(
         TypeError: While tracing, ``fn`` changed the state of a module.
     """
     check_linen(fn, args)
-    # Arrays are traced, and all other leaves (strings, bools, callables) are static, as in
-    # `equinox.filter_jit`.
+    # Arrays are traced and all other leaves are static, as in `equinox.filter_jit`.
     with_path, tree = jax.tree_util.tree_flatten_with_path((args, kwargs), is_leaf=is_quantized)
     leaves = [leaf for _, leaf in with_path]
     stand_ins = (jax.ShapeDtypeStruct, QuantizedArray) if abstract else (QuantizedArray,)
@@ -224,19 +224,19 @@ def flatten(
     ]
     paths = [path for path, _ in parts]
     kinds = [Source.PARAM if is_param(path) else Source.DATA for path in paths]
-    # The structure of the result, and its static leaves, are known when the function has run.
+    # Filled when the function has run: the structure of its result and the static leaves.
     result: dict[str, Any] = {}
 
     def traceable(*arrays: Any) -> list[Any]:
         full = list(leaves)
-        # Fresh containers at each trace, to find the changes that the function makes in them.
+        # Each trace gets fresh containers, so that changes by the function can be found.
         given = iter(arrays)
         for i in dynamic:
             full[i] = next_of(given, leaves[i])
         own_args, own_kwargs = jax.tree_util.tree_unflatten(tree, full)
         try:
             out = fn(*own_args, **own_kwargs)
-        except Exception as error:  # any error of the user's code, which is raised again
+        except Exception as error:  # any error of the user's code; raised again
             _explain_mutation(error, fn)
             raise
         _check_unchanged((own_args, own_kwargs), tree, full, fn)
@@ -252,9 +252,9 @@ def flatten(
         full = [next(arrays) if static is None else static[0] for static in result["leaves"]]
         return jax.tree_util.tree_unflatten(result["tree"], full)
 
-    # JAX takes names that UTF-8 can hold.
+    # JAX requires a name that UTF-8 can encode.
     traceable.__name__ = name_of(fn).encode(errors="backslashreplace").decode()
-    # JAX's errors name the user's function and arguments: "batch", not "args[1]".
+    # The name and signature make JAX's errors name the user's arguments: "batch", not "args[1]".
     traceable.__dict__["__wrapped__"] = fn
     traceable.__dict__["__signature__"] = _flat_signature(fn, paths)
     infers_params = params is None or isinstance(params, InModules)
@@ -262,7 +262,7 @@ def flatten(
 
 
 def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Signature:
-    """Returns a signature of array leaves, each named by its argument and path: ``params_w``."""
+    """Returns a signature with a parameter for each array leaf, such as ``params_w``."""
     names = positional_names(fn)
     parameters: dict[str, inspect.Parameter] = {}
     for path in paths:
@@ -277,12 +277,12 @@ def _flat_signature(fn: Callable[..., Any], paths: Sequence[str]) -> inspect.Sig
 
 
 def is_array(leaf: Any) -> bool:
-    """True for a traced leaf: an array, a NumPy array or scalar, a tracer."""
+    """Returns whether a leaf is traced: an array, a NumPy array or scalar, or a tracer."""
     return isinstance(leaf, jax.Array | np.ndarray | np.generic) or hasattr(leaf, "__jax_array__")
 
 
 def _path_of(path: tuple[Any, ...]) -> str:
-    """The path of a leaf: "0/dense/kernel", or "name/..." for a keyword argument."""
+    """Returns the path of a leaf: "0/dense/kernel", or "name/..." for a keyword argument."""
     return jax.tree_util.keystr(path[1:], simple=True, separator="/")
 
 
@@ -302,13 +302,13 @@ def _param_predicate(
 
 
 def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> None:
-    """Raises if ``fn`` changed an object among its arguments: the change would be lost."""
+    """Raises TypeError if ``fn`` changed an object in its arguments: the change would be lost."""
     given = jax.tree_util.tree_unflatten(tree, leaves)
     if same_objects(arguments, given):
         return
     before = jax.tree_util.tree_leaves(given, is_leaf=_is_opaque)
     now = jax.tree_util.tree_leaves(arguments, is_leaf=_is_opaque)
-    # A list or dict may grow: the change has no effect under `jit` and `grad` either.
+    # A list or dict may grow, because under `jit` and `grad` this has no effect either.
     if len(before) != len(now):
         return
     for old, new in zip(before, now, strict=True):
@@ -317,18 +317,17 @@ def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> N
 
 
 def same_objects(one: Any, other: Any, unreadable: bool = False) -> bool:
-    """True for trees of one structure that hold the same objects.
+    """Returns whether two trees have one structure and hold the same objects.
 
     Args:
         one: A tree.
-        other: Another.
-        unreadable: The result for nodes that raise when flattened, such as a used
-            `equinox.nn.State`.
+        other: Another tree.
+        unreadable: The result if flattening raises, as for a used `equinox.nn.State`.
     """
     try:
         leaves, tree = jax.tree_util.tree_flatten(one)
         others, other_tree = jax.tree_util.tree_flatten(other)
-    except Exception:  # any error of the node's class
+    except Exception:  # any error, raised by the class of a node
         return unreadable
     return tree == other_tree and all(a is b for a, b in zip(leaves, others, strict=True))
 
@@ -338,7 +337,7 @@ def _is_opaque(node: Any) -> bool:
 
 
 def _explain_mutation(error: Exception, fn: Any) -> None:
-    """Replaces Flax's error about a module of an outer trace by one with a fix."""
+    """If ``error`` is Flax's error about a module of an outer trace, raises an error with a fix."""
     flax_errors = sys.modules.get("flax.errors")
     if flax_errors is not None and isinstance(error, flax_errors.TraceContextError):
         owner = getattr(fn, "__self__", fn)
@@ -357,7 +356,7 @@ def _mutation_message(fn: Any, module: str) -> str:
 
 
 def report_unmatched(planner: Planner, fn: Any) -> None:
-    """Warns about scope patterns that match nothing in a program.
+    """Warns about scope patterns of a policy that match nothing in a program.
 
     Args:
         planner: The planner of the program.
@@ -366,7 +365,7 @@ def report_unmatched(planner: Planner, fn: Any) -> None:
     patterns = unmatched_patterns(planner.policy, planner.regions.scopes)
     names = {name for scope in planner.regions.scopes for name in scope if read_mark(name) is None}
     if planner.has_rules:
-        # A user's derivative rule may have scopes of its own, which are not known yet.
+        # A derivative rule of the user is traced later, and may add scopes inside the known ones.
         patterns = [p for p in patterns if p.split("/")[0] not in names]
     if not patterns:
         return

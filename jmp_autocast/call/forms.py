@@ -1,4 +1,4 @@
-"""Errors for calls of `autocast` in the forms of other libraries, with the correct form."""
+"""Errors for calls of `autocast` in the style of other libraries, which show the correct call."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _MOVED = {
     "on_unknown": "explain(fn, *args), which lists primitives without a rule",
     "compiler_options": "jax.jit(autocast(fn), compiler_options=...)",
 }
-# The names of the compute dtype in PyTorch, Keras and Flax.
+# The names of the option for the compute dtype in PyTorch, Keras and Flax.
 _COMPUTE_DTYPE = {"dtype", "fast_dtype", "precision", "param_dtype", "dtype_policy"}
 _TORCH = {"device_type", "device", "cache_enabled"}
 _TRANSFORM = "autocast is a function transform, not a context manager"
 
 
 class NoContext:
-    """The result of `autocast`, which is no context manager."""
+    """The base class of results of `autocast`, which raise in a ``with`` statement."""
 
     def __enter__(self) -> NoReturn:
         """Raises TypeError."""
@@ -45,15 +45,15 @@ class NoContext:
         )
 
     def __exit__(self, *error: object) -> None:
-        """Is never reached; the statement ``with`` looks for it first."""
+        """Does nothing: ``with`` looks this method up before it calls ``__enter__``."""
 
 
 class Decorator(NoContext, functools.partial[Any]):
-    """The result of `autocast` without a function."""
+    """The result of `autocast` without a function: a decorator."""
 
 
 def hide_mistakes(fn: F) -> F:
-    """Hides the parameters of a public function that only collect mistakes from its signature."""
+    """Removes the parameters that only collect wrong arguments from a function's signature."""
     signature = inspect.signature(fn)
     parameters = [p for p in signature.parameters.values() if not p.name.startswith("_")]
     vars(fn)["__signature__"] = signature.replace(parameters=parameters)
@@ -85,12 +85,12 @@ def check_form(misplaced: tuple[Any, ...], given: Iterable[str]) -> None:
 
 
 def check_options(by: str, fn: Any, given: Iterable[str]) -> None:
-    """Raises TypeError for an option of `autocast` among the arguments of a tool's function.
+    """Raises TypeError if a tool's keyword arguments hold an option of `autocast`.
 
     Args:
-        by: The tool.
+        by: The name of the tool.
         fn: The function.
-        given: The names of the keyword arguments for it.
+        given: The names of the keyword arguments for the function.
     """
     now = {name: f"{by}(autocast(fn, {name}=...), ...)" for name in OPTIONS} | _MOVED
     wrong = now.keys() & set(given)
@@ -106,7 +106,7 @@ def check_options(by: str, fn: Any, given: Iterable[str]) -> None:
 
 
 def fix_of(value: Any) -> str:
-    """Returns the fix for a value that was given to `autocast` in place of a function.
+    """Returns the fix to suggest if `autocast` got this value in place of a function.
 
     Example:
         >>> fix_of("cuda").split(": ")[0]
@@ -135,14 +135,14 @@ _ON_DEVICES = f"JAX knows the device of each array, and {_TRANSFORM}"
 
 
 def check_linen(fn: Any, args: tuple[Any, ...] = ()) -> None:
-    """Raises TypeError for a Flax Linen module that is not called as Linen calls it.
+    """Raises TypeError for a Flax Linen module or method that `autocast` cannot trace.
 
-    Inside a module Linen records its variables, to which a trace of ours would leak; if none of
-    them may change, as after ``model.bind(variables)``, nothing is recorded.
+    While a module is called, Linen records its variables, and tracers of an inner trace would leak
+    into them. After ``model.bind(variables)`` no variable may change, and nothing is recorded.
 
     Args:
         fn: The function.
-        args: Its positional arguments.
+        args: The positional arguments of its call.
     """
     linen: Any = sys.modules.get("flax.linen")
     if linen is None:

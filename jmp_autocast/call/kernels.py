@@ -1,4 +1,4 @@
-"""Kernels that run with 16-bit operands: `in_compute_dtype`."""
+"""The decorator `in_compute_dtype`, for kernels that run with 16-bit operands."""
 
 from __future__ import annotations
 
@@ -27,18 +27,19 @@ _decorated: set[str] = set()  # "yes" once a kernel was decorated in this proces
 
 
 def kernels_of(policy: Policy) -> AbstractContextManager[Any]:
-    """Returns a context in which decorated kernels run in the compute dtype of a policy."""
+    """Returns a context in which decorated kernels run in the policy's compute dtype."""
     return kernels_in(np.dtype(policy.compute_dtype))
 
 
 def traced_with_kernels(policy: Policy, trace: Callable[[], T]) -> T:
     """Returns the result of a trace in which decorated kernels run in the compute dtype.
 
-    Without such kernels JAX's caches are shared with traces outside of `autocast`.
+    If no kernel is decorated, the trace shares JAX's caches with traces outside of `autocast`.
 
     Args:
         policy: The policy.
-        trace: Traces a program. It is called again if it decorates the first kernel.
+        trace: A function that traces a program. It is called a second time if the first call
+            decorates a kernel.
     """
     if not _decorated:
         traced = trace()
@@ -51,18 +52,19 @@ def traced_with_kernels(policy: Policy, trace: Callable[[], T]) -> T:
 def in_compute_dtype(kernel: F) -> F:
     """Decorates a kernel that runs with 16-bit operands under `autocast`.
 
-    A kernel (a ``pallas_call``, an ``ffi_call``, a function with a derivative rule of its own) was
-    written for the dtypes of its operands, and `autocast` keeps them. Under `autocast` the
+    A kernel (a ``pallas_call``, an ``ffi_call``, a function with a custom derivative) is written
+    for operands of certain dtypes, so `autocast` casts none of its operands. Under `autocast` the
     decorated function calls ``kernel`` with its float32 operands in the compute dtype, also inside
     ``vmap``, ``shard_map``, loops and checkpoints. Its results have the dtypes that ``kernel``
-    declares for float32 operands; they are 16 bits if that serves their consumers.
-    ``full_precision()`` around it wins. Without `autocast` it is ``kernel`` itself.
+    declares for float32 operands; a result whose consumers read 16 bits stays in 16 bits. Inside
+    ``full_precision()``, and without `autocast`, the decorated function calls ``kernel`` with its
+    operands unchanged.
 
     Args:
         kernel: A function of pytrees of arrays; all other leaves are static.
 
     Returns:
-        The function.
+        The decorated function.
 
     Raises:
         TypeError: ``kernel`` is not a function.
@@ -94,7 +96,7 @@ def in_compute_dtype(kernel: F) -> F:
 
 
 def _dtype_here() -> np.dtype | None:
-    """Returns the compute dtype of kernels in the current scopes, None for declared dtypes."""
+    """Returns the compute dtype for kernels in the current scopes; None to keep declared dtypes."""
     dtype: np.dtype | None = KERNEL_DTYPE.value
     if dtype is None:
         return None
@@ -106,7 +108,7 @@ def _dtype_here() -> np.dtype | None:
 
 
 def _lowered(kernel: Callable[..., Any], dtype: np.dtype, args: Any, kwargs: Any) -> Any:
-    """Returns the results of a kernel on operands in the compute dtype, in declared dtypes."""
+    """Calls a kernel with operands in the compute dtype; casts results to their declared dtypes."""
     leaves, tree = jax.tree.flatten((args, kwargs))
 
     def run(leaves: list[Any]) -> Any:
@@ -116,7 +118,7 @@ def _lowered(kernel: Callable[..., Any], dtype: np.dtype, args: Any, kwargs: Any
     def declared(arrays: dict[int, Any]) -> Any:
         return run([arrays.get(i, x) for i, x in enumerate(leaves)])
 
-    # Kernels that the kernel calls are parts of it, and run in the dtypes that it declares.
+    # Decorated kernels that this kernel calls get their operands unchanged.
     with kernels_in(None):
         low = [_cast(x, dtype) if _is_array(x) and x.dtype == FLOAT32 else x for x in leaves]
         try:
@@ -124,7 +126,8 @@ def _lowered(kernel: Callable[..., Any], dtype: np.dtype, args: Any, kwargs: Any
         except Exception as error:
             error.add_note(f"in_compute_dtype called {name_of(kernel)} with {dtype} operands.")
             raise
-        # A kernel for 16 bits alone refuses float32: its 16-bit results are then declared float32.
+        # The declared dtypes are those for float32 operands. If the kernel refuses float32
+        # operands, its 16-bit results count as float32.
         dtypes = [FLOAT32 if _is_array(x) and x.dtype == dtype else None for x in results]
         with contextlib.suppress(Exception):
             arrays = {i: x for i, x in enumerate(leaves) if _is_array(x)}
@@ -140,6 +143,6 @@ def _is_array(x: Any) -> bool:
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    # The mark distinguishes the cast from those of the program.
+    # The mark distinguishes this cast from a cast of the program.
     with jax.named_scope(mark(CAST)):
         return lax.convert_element_type(x, dtype)

@@ -1,4 +1,4 @@
-"""Errors for names that the package does not have, with their replacements."""
+"""Hints for the error about a name that the package does not have."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "mixed_precision": "autocast(fn, jnp.bfloat16)",
         "LossScaleOptimizer": "dynamic_loss_scaling(optimizer)",
         "DynamicScale": "dynamic_loss_scaling(optimizer), and scaled_value_and_grad(loss)",
-        # Apex and others for JAX
+        # Apex, and other libraries for JAX
         "initialize": "autocast(fn, jnp.float16)",
         "scale_loss": "scaled_value_and_grad(loss)(opt_state, params, ...)",
         "filter_value_and_grad": "jmp_autocast.integrations.equinox.scaled_value_and_grad",
@@ -39,11 +39,11 @@ INSTEAD: Mapping[str, str] = MappingProxyType(
         "quantize_model": "quantize_params(fn, params, *args)",
     }
 )
-"""Names of other libraries, and their replacements here."""
+"""Names in other libraries, each with its replacement here."""
 
 
 def hint_for(name: str, package: str) -> str:
-    """Returns a sentence with the module of a name, or its replacement; "" for unknown names.
+    """Returns a sentence with the replacement or the module of a name; "" for an unknown name.
 
     Example:
         >>> hint_for("Comparison", "jmp_autocast")

@@ -1,4 +1,4 @@
-"""The options of `autocast`, checked once, when a function is wrapped or a tool is called."""
+"""The options of `autocast`, which are checked once, when a function is wrapped."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Options:
         policy: The policy.
         params: The result of `arguments.check_params`.
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
-        enabled: Whether the program is cast.
-        residuals: The option of `keep_less`: how much is kept for the backward pass.
+        enabled: Whether the wrapper casts.
+        residuals: The choice of `keep_less`: how much is kept for the backward pass.
     """
 
     policy: Policy
@@ -38,13 +38,13 @@ class Options:
 
     @property
     def is_on(self) -> bool:
-        """Whether a call that is traced now is cast."""
+        """Whether a call would be cast now, given the option and the environment variable."""
         return self.enabled and not is_switched_off()
 
     @property
     def chosen(self) -> tuple[Policy, Choice | None]:
-        """The policy of a program that is traced now, and the choice of a default dtype, if any."""
-        # No device is used before this point, because `jax.distributed` has to be set up first.
+        """The policy with a known compute dtype, and the choice if the device decided."""
+        # JAX's devices are first used here: at wrap time, `jax.distributed` may not be set up yet.
         if not is_default(self.policy.compute_dtype):
             return self.policy, None
         choice = preferred_for(default_device())
@@ -57,8 +57,8 @@ def autocast_options(
     output_dtype: Any = "same",
     enabled: Any = True,
 ) -> Options:
-    """Checks and normalizes the options of `autocast`, once, when a function is wrapped."""
-    # A traced bool has the type of an array: the message about a bool would not help.
+    """Checks and normalizes the options of `autocast`."""
+    # For a traced bool, the message "must be a bool" would not help.
     if isinstance(enabled, Tracer):
         raise TypeError(
             f"enabled must be known when the program is traced, got the traced value {enabled}. "

@@ -1,4 +1,4 @@
-"""The outputs of a call: ``output_dtype``, and results that are no arrays."""
+"""The outputs of a call: their dtypes by ``output_dtype``, and objects that hold tracers."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from ..policies.dtypes import find_dtype
 from ..policies.errors import shown
 
 OutputDtype: TypeAlias = Literal["same", "computed"] | DTypeLike
-"""The dtypes that a function declares, those that it computed in, or one dtype."""
+"""``"same"`` for declared dtypes, ``"computed"`` for computed dtypes, or one dtype."""
 
 _NUMBERS = bool, int, float, complex, np.generic, np.ndarray
 
 
 def check_output_dtype(value: Any, policy: Policy) -> Any:
-    """Returns ``output_dtype`` as a word or a dtype; any other value is a ValueError.
+    """Returns ``output_dtype`` as a word or a dtype; raises ValueError for any other value.
 
     Args:
         value: The value of the option.
-        policy: Its output dtype replaces ``"same"``.
+        policy: The policy, whose output dtype replaces ``"same"``.
     """
     if isinstance(value, str) and value in ("same", "computed"):
         return policy.output_dtype if value == "same" and policy.output_dtype else value
@@ -43,10 +43,10 @@ def check_output_dtype(value: Any, policy: Policy) -> Any:
 
 
 def request_of(aval: Any, output_dtype: Any) -> Request:
-    """Returns the request for the dtype of an output.
+    """Returns the request for the dtype of an output of the program.
 
     Args:
-        aval: The type of the output.
+        aval: The aval of the output.
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
     """
     # Only float32 and 16-bit arrays are cast.
@@ -57,19 +57,19 @@ def request_of(aval: Any, output_dtype: Any) -> Request:
 
 
 def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
-    """Returns an output as a JAX array with the weak type of the function's own output.
+    """Returns an output as a JAX array with the weak type that the function's output declares.
 
     Args:
         x: The output of the rewritten program.
-        aval: The type of the function's own output.
+        aval: The aval of the output in the traced function.
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
     """
-    # `jnp.zeros(())` and `jnp.asarray(1.0)` are literals of a jaxpr: NumPy or Python numbers,
-    # without `at`, `devices` or a dtype. JAX has no array of float0.
+    # An output such as `jnp.zeros(())` is a literal of the jaxpr: a NumPy or Python number, without
+    # `at` or `devices`. JAX has no arrays of float0.
     if isinstance(x, _NUMBERS) and getattr(x, "dtype", None) != jax.dtypes.float0:
         x = jnp.asarray(x)
-    # An equation that is bound again may lose the weak type of its result, and a caller that adds
-    # a Python number to a float16 output would get another dtype than before.
+    # An equation that is bound again may lose the weak type of its result. Without the repair, the
+    # caller's arithmetic with that result could promote to another dtype.
     found = jax.typeof(x)
     if not isinstance(output_dtype, str) or not is_array_aval(aval) or found.dtype != aval.dtype:
         return x
@@ -83,8 +83,8 @@ _DEPTH = 4
 def check_returned(leaf: Any, name: str) -> None:
     """Raises TypeError if a leaf of a result is an object that holds a tracer.
 
-    `jax.jit` refuses every object. Here strings, numbers and functions are returned unchanged, but
-    a tracer in an object would never be replaced by its value.
+    `autocast` returns strings, numbers and functions unchanged, while `jax.jit` refuses them. But a
+    tracer inside a returned object would never be replaced by its value.
 
     Args:
         leaf: A leaf of the function's result.

@@ -1,8 +1,8 @@
-"""Infers the arguments that hold parameters: by dataflow, not by name.
+"""Infers the arguments that hold parameters from the dataflow of the program, not from names.
 
-Parameters have no vote in the choice of dtypes, so data that is taken for a parameter is rounded to
-16 bits. Therefore an argument holds parameters only if a product consumes one of its arrays as a
-weight. Biases and scales are in one argument with the weights.
+Parameters have no vote in the choice of dtypes, so data that is mistaken for a parameter is rounded
+to 16 bits. Therefore an argument counts only if a product consumes one of its arrays as a weight.
+Biases and scales are usually in one argument with the weights.
 """
 
 from __future__ import annotations
@@ -31,23 +31,23 @@ def is_module(x: Any) -> bool:
 
 
 def root_of(path: str) -> str:
-    """Returns the position, or the keyword, of the argument that a path begins with."""
+    """Returns the argument of a path: its position or keyword, which is the part before a "/"."""
     return path.split("/", 1)[0]
 
 
 def with_weights(
     paths: Sequence[str], known: Sequence[Source], traced: AnyJaxpr
 ) -> Sequence[Source]:
-    """Returns the sources of a program's inputs, with the weights of its products as parameters.
+    """Returns the source of each input; inputs of arguments with weights become parameters.
 
     Args:
-        paths: The path of each input, which begins with its argument.
-        known: The source of each input: parameters for modules, else data.
+        paths: The path of each input, which begins with its argument's position or keyword.
+        known: The source of each input so far: a parameter in a module, else data.
         traced: The closed jaxpr of the program.
     """
     roots = list(map(root_of, paths))
     avals = [v.aval for v in body_of(traced).invars]
-    # A lone array is more often data than a parameter; a tree of arrays may be a model.
+    # An argument that is one array is usually data; a tree of arrays may be a model.
     trees = {
         root
         for root, path, aval in zip(roots, paths, avals, strict=True)
@@ -58,11 +58,13 @@ def with_weights(
         return known
     found = read_as_weights(traced, roots)
     params: set[str] = set()
-    # If a module holds parameters, or a product surely has a weight, likely weights do not count.
+    # Arguments with a sure weight win. Arguments with a likely weight count only if there is no
+    # sure weight and no module.
     for level in (SURE,) if modules else (SURE, LIKELY):
         if not params:
             weights = {root for root in trees if found.get(root, 0) & level}
-            # A batch is consumed as a weight, too: in the gradient of the layer that it enters.
+            # In the gradient of its layer, a batch is consumed like a weight, so an argument that
+            # is also an activation does not count.
             params = {root for root in weights if not found[root] & ACTIVATION}
             params = params or (set() if modules else weights)
     sources = zip(roots, known, strict=True)
@@ -70,11 +72,12 @@ def with_weights(
 
 
 class _Origin(NamedTuple):
-    """The origin of a value.
+    """The input or argument that a value comes from.
 
     Args:
-        root: The only argument that it depends on; None for several, or for none.
-        input: The position of the input that it is, moved or cast; None for a computed value.
+        root: The one argument that the value depends on; None if it depends on several or none.
+        input: If the value is an input, possibly moved or cast, the input's position; None for a
+            computed value.
     """
 
     root: str | None
@@ -85,16 +88,17 @@ _MIXED, _CONSTANT = _Origin(None), _Origin(None, -1)
 
 
 def read_as_weights(jaxpr: AnyJaxpr, roots: Sequence[str]) -> dict[str, int]:
-    """Returns how products consume each argument: a union of `LIKELY`, `SURE` and `ACTIVATION`.
+    """Returns how products consume each argument, as flags: `LIKELY`, `SURE`, `ACTIVATION`.
 
-    A product without a batch that multiplies a value of several arguments with one of a single
-    argument, as a layer does, consumes a weight: `SURE`; so does a convolution with its kernel. If
-    both are of a single argument, the second operand is the weight, as in ``x @ w``, or the matrix
-    in a product with a vector: `LIKELY`; and the other one is an `ACTIVATION`.
+    If one operand depends on several arguments and the other on one, as in a layer, the other is a
+    `SURE` weight; so is the kernel of a convolution. If each depends on one argument, the second
+    operand is the weight, as in ``x @ w`` (in a product with a vector, the matrix is). It is `SURE`
+    if the other operand is computed, else `LIKELY`; the other operand is an `ACTIVATION`. Products
+    with batch dimensions do not count.
 
     Args:
         jaxpr: The closed jaxpr of the program, as it was traced.
-        roots: The argument of each input.
+        roots: The argument that each input belongs to.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -121,7 +125,8 @@ def _visit(jaxpr: AnyJaxpr, inputs: Sequence[_Origin], found: dict[str, int]) ->
                 results = leaving(body, outputs, _MIXED, len(eqn.outvars))
         if name in _MOVES or reading.cast_dtype(eqn) is not None:
             moved = {origin for origin in given if origin != _CONSTANT}
-            # With indices or an update as further operands, the result is a computed value.
+            # If another operand, such as indices, comes from an input, the result is a computed
+            # value.
             if len(moved) == 1:
                 results = [moved.pop()] * len(results)
         return results
@@ -135,13 +140,13 @@ def _joined(given: Iterable[_Origin]) -> _Origin:
 
 
 def _add_product(eqn: Any, given: Sequence[_Origin], found: dict[str, int]) -> None:
-    """Adds the uses of the operands of a product to ``found``."""
+    """Adds to ``found`` how a product consumes its operands."""
     left, right = given[:2]
     ranks = [aval_of(v).ndim for v in eqn.invars[:2]]
     if eqn.primitive.name == "dot_general" and reading.dot_dimensions(eqn)[1][0]:
-        return  # of a batch: attention, a cache
+        return  # batch dimensions: attention, a cache
     if min(ranks) > 1 and aval_of(eqn.outvars[0]).ndim == 0:
-        return  # a sum of products of elements, as of labels and logarithms
+        return  # an inner product of arrays, such as labels and logarithms
     if _CONSTANT in (left, right):
         return
     weight, other = (left, right) if ranks == [2, 1] else (right, left)
@@ -150,7 +155,7 @@ def _add_product(eqn: Any, given: Sequence[_Origin], found: dict[str, int]) -> N
     elif None in (left.root, right.root):
         kinds = {left: SURE, right: SURE}
     elif weight.input is None and other.input is not None:
-        # ``x @ normalized(w)`` or ``w @ normalized(x)``.
+        # The weight may be either one: ``x @ normalized(w)``, or ``w @ normalized(x)``.
         kinds = {weight: LIKELY, other: LIKELY}
     else:
         kinds = {weight: SURE if other.input is None else LIKELY, other: ACTIVATION}

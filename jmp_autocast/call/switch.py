@@ -1,4 +1,4 @@
-"""The environment variable that turns autocast off, to compare a program without changing it."""
+"""The environment variable that turns `autocast` off without a change of the program."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def is_switched_off() -> bool:
     """Returns whether the environment turns every `autocast` of this process off.
 
     Raises:
-        ValueError: The variable has any other value.
+        ValueError: The variable has an unknown value.
 
     Example:
         >>> is_switched_off()

@@ -1,4 +1,4 @@
-"""The base class of wrappers: their identity, signature, pickling and binding."""
+"""The base class of wrappers: equality, signature, pickling and binding as a method."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Wrapper(abc.ABC):
 
     Args:
         fn: The function.
-        options: The checked options, with a hash; ``options.params`` is the result of
+        options: The checked options, which are hashable; ``options.params`` is a result of
             `arguments.check_params`.
     """
 
     _by = "autocast"
-    """The public function that makes it, for messages."""
+    """The public function that makes the wrapper, for messages."""
     _fix = staticmethod(fix_of)
-    """From a value that is not callable to the fix."""
+    """A function that returns the fix to suggest for a value that is not callable."""
 
     def __init__(self, fn: Callable[..., Any], options: Any) -> None:
         arguments.check_function(fn, self._by, self._fix(fn))
@@ -43,7 +43,7 @@ class Wrapper(abc.ABC):
         self._wrap(fn, options)
 
     def _wrap(self, fn: Any, options: Any) -> None:
-        # The function's `__dict__` is not copied, because it holds the wrappers of the function.
+        # The `__dict__` of the function is not copied, because it holds the function's wrappers.
         functools.update_wrapper(self, fn, updated=())
         self._fn = fn
         self._options = options
@@ -57,10 +57,10 @@ class Wrapper(abc.ABC):
         return self if instance is None else types.MethodType(self, instance)
 
     def _key(self) -> tuple[Any, ...]:
-        # A module of arrays has no hash, and its arrays cannot be compared under a trace: wrappers
-        # of the same object are equal.
+        # A module of arrays is not hashable, and its arrays cannot be compared in a trace. So its
+        # wrappers are equal if they wrap the same object.
         fn = self._fn if has_hash(self._fn) else id(self._fn)
-        # The wrapper of an integration differs from the plain wrapper of the function.
+        # A wrapper of an integration differs from the plain wrapper of a function.
         return type(self), fn, self._options
 
     def __eq__(self, other: object) -> bool:
@@ -70,9 +70,9 @@ class Wrapper(abc.ABC):
         return hash(self._key())
 
     def __reduce__(self) -> Any:
-        # A decorated function is pickled by its name, as functions are: pickle would not accept
-        # the wrapper of that name for the function inside. `__main__` is another module in the
-        # process that reads the pickle; its functions are pickled by value, by cloudpickle.
+        # A decorated function is pickled by its name, as functions are. Pickle by value would fail,
+        # because the inner function's name leads to the wrapper. In `__main__`, which is another
+        # module in the process that loads the pickle, cloudpickle pickles functions by value.
         name = getattr(self, "__qualname__", None)
         found: Any = sys.modules.get(self.__module__)
         if name is not None and self.__module__ != "__main__":
@@ -82,7 +82,7 @@ class Wrapper(abc.ABC):
 
     @classmethod
     def _kind(cls) -> type[Wrapper]:
-        """Returns the class of wrappers of functions that this class belongs to."""
+        """Returns the class to make the wrapper with: for a pytree subclass, its base class."""
         return cls
 
     @property
@@ -91,16 +91,16 @@ class Wrapper(abc.ABC):
 
 
 def wrapper_of(fn: Callable[..., Any], options: Any, kind: type[W]) -> W:
-    """Returns the only wrapper of a function with these options, of a class of wrappers.
+    """Returns the wrapper of a function, one for each wrapper class and options.
 
-    It lives with the function, in its ``__dict__``: JAX keeps traces as long as the function
-    object that was traced, and a new wrapper in each iteration of a loop would lose them.
+    The wrapper is kept in the ``__dict__`` of the function. JAX caches traces by the traced object,
+    so that a new wrapper in each iteration of a loop would be traced again.
     """
     if not inspect.isfunction(fn):
         is_tree = callable(fn) and not jax.tree_util.all_leaves([fn])
         return (pytrees_of(kind) if is_tree else kind)(fn, options)
     wrapper = kind(fn, options)
-    # `functools.wraps` copies the `__dict__`: the wrappers in it then belong to another function.
+    # `functools.wraps` copies the `__dict__`, so the wrappers in it may belong to another function.
     owner, wrappers = fn.__dict__.get(_WRAPPERS, (None, {}))
     if owner is not fn:
         _, wrappers = fn.__dict__[_WRAPPERS] = (fn, {})
@@ -112,9 +112,10 @@ _WRAPPERS = "__jmp_autocast_wrappers__"
 
 @functools.cache
 def pytrees_of(kind: Any) -> Any:
-    """Returns the subclass of a wrapper class that is a pytree, for modules that are pytrees.
+    """Returns a subclass of a wrapper class that is a pytree, for modules that are pytrees.
 
-    In another module, a wrapper that is no pytree would hide its parameters from an optimizer.
+    As a part of another module, a wrapper that is no pytree would hide its parameters from
+    optimizers.
     """
 
     class Tree(kind):
@@ -125,7 +126,7 @@ def pytrees_of(kind: Any) -> Any:
     Tree.__name__, Tree.__qualname__ = kind.__name__, kind.__qualname__
 
     def unflatten(options: Any, children: Iterable[Any]) -> Any:
-        # JAX also puts placeholders in place of the module, which are not callable.
+        # The child may be a placeholder of JAX, which is not callable, so it is not checked.
         wrapper = Tree.__new__(Tree)
         wrapper._wrap(*children, options)
         return wrapper

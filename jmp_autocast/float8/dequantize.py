@@ -25,15 +25,15 @@ from ..policies import FLOAT32
 )
 @dataclasses.dataclass(frozen=True)
 class QuantizedArray:
-    """A float32 array, stored as 8-bit values and a scale: a pytree of both.
+    """A float32 array that is stored as 8-bit values and a scale; a pytree of the two.
 
-    A function in `autocast` takes it in place of the array. A product that runs in 8 bits reads the
-    values and the scale; everything else reads float32.
+    A function in `autocast` takes a `QuantizedArray` in place of the array. A product in 8 bits
+    reads the values and the scale; any other operation reads the array in float32.
 
     Args:
         values: The values, of dtype float8_e4m3fn and the shape of the array.
-        scale: float32, of the first dimensions of that shape: a scalar, or, for layers that are
-            stacked for a loop, one number for each layer. The array is their product.
+        scale: The float32 scale, whose shape is the first dimensions of the array: a scalar, or one
+            number for each layer of a stack. The array is values times scale.
 
     Example:
         >>> import jax.numpy as jnp
@@ -60,7 +60,7 @@ class QuantizedArray:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of values and scales together.
+        """The bytes of the values and the scale together.
 
         Example:
             >>> import jax.numpy as jnp
@@ -83,7 +83,8 @@ class QuantizedArray:
         return dequantize_p.bind(self.values, self.scale)
 
 
-# `jax.export` writes the structures of arguments and results. To load them, import this package.
+# `jax.export` saves the pytree structures of arguments and results. A program that loads them must
+# import this package.
 export.register_pytree_node_serialization(
     QuantizedArray,
     serialized_name="jmp_autocast.QuantizedArray",
@@ -98,14 +99,14 @@ def is_quantized(x: Any) -> bool:
 
 
 def arrays_of(leaf: Any) -> Iterable[tuple[str, Any]]:
-    """Returns the arrays of a leaf, two if it is stored in 8 bits, and the ends of their paths."""
+    """Returns pairs of a path suffix and an array: two for a `QuantizedArray`, else one."""
     if is_quantized(leaf):
         return ("/values", leaf.values), ("/scale", leaf.scale)
     return (("", leaf),)
 
 
 def next_of(arrays: Iterator[Any], leaf: Any) -> Any:
-    """Returns a leaf in float32, from the next arrays of `arrays_of`."""
+    """Returns a leaf made of the next of ``arrays``; a `QuantizedArray` is dequantized."""
     if is_quantized(leaf):
         return QuantizedArray(next(arrays), next(arrays)).dequantized()
     return next(arrays)
@@ -135,7 +136,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return dequantize_p.bind(*all_at_front(operands, dims)), 0
 
 
-# A primitive, so that planning finds it in the traced program.
+# A primitive, so that the planner finds this equation in the traced program.
 dequantize_p: Any = define_primitive(
     "dequantize",
     value=_float32,

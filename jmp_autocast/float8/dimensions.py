@@ -1,4 +1,4 @@
-"""Dimension numbers of matrix products: of their transposes, under `vmap`, and for scales."""
+"""Dimension numbers of matrix products: for transposes, under `vmap`, and for scales."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import numpy as np
 DimensionNumbers: TypeAlias = tuple[
     tuple[tuple[int, ...], tuple[int, ...]], tuple[tuple[int, ...], tuple[int, ...]]
 ]
-"""Contracted dimensions of both operands, then those of the batch, as in ``lax.dot_general``."""
+"""The contracted dimensions of both operands, then the batch ones, as in ``lax.dot_general``."""
 
 
 def free(numbers: DimensionNumbers, rank: int, i: int) -> list[int]:
-    """Returns the dimensions of operand ``i`` that are neither contracted nor of the batch.
+    """Returns the dimensions of operand ``i`` that are neither contracted nor batch dimensions.
 
     Example:
         >>> free((((1,), (0,)), ((), ())), 2, 0)
@@ -31,13 +31,13 @@ def transposed(
 
     Args:
         numbers: The dimension numbers of the product.
-        ranks: The ranks of its operands.
-        i: The operand.
+        ranks: The ranks of the operands.
+        i: The position of the operand, 0 or 1.
 
     Returns:
-        The dimension numbers of the product of the cotangent, in place of operand ``i``, and the
-        other operand; and the permutation of its result to the order of the operand's dimensions:
-        none for ``x @ w``, so that XLA finds the multiplication by a scale behind the product.
+        The dimension numbers of a product whose operand ``i`` is the cotangent of the result; and
+        the permutation that brings its result to the order of the operand's dimensions. For ``x @
+        w`` the permutation is the identity, so that XLA finds the scale right after the product.
 
     Example:
         >>> transposed((((1,), (0,)), ((), ())), (2, 2), 1)
@@ -46,7 +46,7 @@ def transposed(
     j = 1 - i
     mine, theirs = free(numbers, ranks[i], i), free(numbers, ranks[j], j)
     batch = tuple(range(len(numbers[1][i])))
-    # The result of a product has the batch dimensions first, then the free ones of both operands.
+    # A product's result has the batch dimensions first, then the free dimensions of both operands.
     first = len(batch) + (len(mine) if i == 0 else 0)
     contracted = tuple(range(first, first + len(theirs)))
     other, other_batch = tuple(theirs), tuple(numbers[1][j])
@@ -61,12 +61,12 @@ def transposed(
 def batched(
     numbers: DimensionNumbers, ranks: Sequence[int], mapped: Sequence[bool]
 ) -> tuple[DimensionNumbers, int]:
-    """Returns the dimension numbers under `vmap`, and the position of its dimension in the result.
+    """Returns the dimension numbers under `vmap`, and the new dimension's position in the result.
 
     Args:
         numbers: The dimension numbers for one example.
         ranks: The ranks of the operands for one example.
-        mapped: Which operands have the new dimension in front.
+        mapped: Whether each operand has the new dimension, in front.
 
     Example:
         >>> batched((((1,), (0,)), ((), ())), (2, 2), (True, False))
@@ -88,7 +88,7 @@ def batched(
 
 
 def kept(scale: Any, numbers: DimensionNumbers, ranks: Sequence[int], i: int) -> Any:
-    """Returns the scale of operand ``i`` in the shape that multiplies the result of the product.
+    """Returns the scale of operand ``i``, reshaped to multiply the result of the product.
 
     The scale is a scalar, or an array with length 1 along the contracted dimensions.
     """
@@ -103,7 +103,7 @@ def kept(scale: Any, numbers: DimensionNumbers, ranks: Sequence[int], i: int) ->
 
 
 def met(scale: Any, numbers: DimensionNumbers, ranks: Sequence[int], i: int) -> Any:
-    """Returns the scale of operand ``i`` in the shape that multiplies the other operand.
+    """Returns the scale of operand ``i``, reshaped to multiply the other operand.
 
     The scale is an array with length 1 along the free dimensions of operand ``i``.
 

@@ -1,14 +1,14 @@
-"""Matrix products of two 8-bit arrays, in both directions: the primitive `float8_dot`.
+"""The primitive `float8_dot`: matrix products of two 8-bit arrays, and their derivatives.
 
-XLA compiles a product of two float8 arrays, with its result multiplied by one scalar, to one 8-bit
-matmul of cuBLASLt. Here that is one equation. In derivatives, too, every product has 8-bit
-operands: tangents and cotangents are quantized to the wider format, and the other factor was
-quantized in the forward pass, so that 8 bits of it are kept for the backward pass.
+XLA compiles a product of two float8 arrays, whose result is multiplied by a scalar, to one 8-bit
+matmul of cuBLASLt. One `float8_dot` equation stands for both operations. The products of
+derivatives also have 8-bit operands. A tangent or cotangent is quantized to the wider format. The
+other factor was quantized in the forward pass, so that only 8 bits are kept for the backward pass.
 
-With row scales the result is multiplied by two vectors, one per factor. This needs scales constant
-along the contracted dimensions. In a backward product those of the kept factor (of weight outputs
-or of tokens) are not: they multiply the cotangent before it is quantized. So one 8-bit copy of a
-weight or activation serves all three products.
+With row scales, the result is multiplied by two vectors, one for each factor. For this, scales must
+be constant along the contracted dimensions. In a backward product the scales of the kept factor
+vary along these dimensions, so they multiply the cotangent before it is quantized. In this way one
+8-bit copy of a weight or activation serves all three products.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ class Factor(NamedTuple):
     """One factor of a product in 8 bits.
 
     Args:
-        source: The array before quantization, which gets the derivative.
+        source: The array before quantization, by which derivatives are taken.
         values: The 8-bit values.
-        inverse: The inverse scale: a scalar, or an array as `quantize` returns it, of length 1
-            along the dimensions that the product sums over.
+        inverse: The inverse scale: a scalar, or an array from `quantize` with length 1 along the
+            contracted dimensions.
     """
 
     source: Any
@@ -76,15 +76,15 @@ def float8_dot(
         lhs: The left factor.
         rhs: The right factor.
         dimension_numbers: As for ``lax.dot_general``.
-        recipe: The recipe of the derivatives.
-        weight: The position of the weight, 0 or 1, or None.
+        recipe: The recipe for the products of derivatives.
+        weight: The position of the weight, 0 or 1; None if neither factor is a weight.
         out: The dtype of the result.
-        split: Partial sums are added in float32, not in the narrower accumulator of the matrix
-            units: in backward products, as in Transformer Engine and Flax.
+        split: Whether partial sums are added in float32 instead of the narrower accumulator of the
+            matrix units. Backward products do this, as in Transformer Engine and Flax.
 
     Returns:
-        The product, of dtype ``out``. Its derivative with respect to the source of a factor has the
-        dtype of that source; for a float32 weight it is the accumulator of the product.
+        The product, of dtype ``out``. A gradient with respect to a factor's source has the dtype of
+        the source; for a float32 weight it is the product's accumulator.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -110,13 +110,12 @@ def float8_dot(
 
 # --- the primitive --------------------------------------------------------------------------
 #
-# float8_dot(lhs, rhs, inverse scales, sources; jaxpr, recipe, weight, out, split, raw, dtype,
-# rows)
+# float8_dot(lhs, rhs, inverse scales, sources; jaxpr, recipe, weight, out, split, raw, dtype, rows)
 #
-# Each factor has its 8-bit values at the front, and its inverse scale and source behind. The factor
-# at position `raw` is a tangent instead, in which the equation is linear: the equation quantizes it
-# to `dtype`, with a scale for each index along `rows`. It has no scale and no source. `jaxpr` holds
-# the `dot_general` of the values.
+# The first two operands are the 8-bit values of both factors; their inverse scales and sources
+# follow. If `raw` is not None, the factor at position `raw` is a tangent instead, without scale and
+# source. The equation is linear in the tangent, and quantizes it to `dtype` with a scale for each
+# index along `rows`. `jaxpr` holds the `dot_general` of the values.
 
 
 def _factors(operands: Sequence[Any], raw: int | None) -> list[Factor]:
@@ -132,7 +131,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
     out = float8_dot_p.bind(*primals, **params)
     factors = _factors(primals, params["raw"])
     terms = []
-    # The operands with a derivative are the sources, and the raw factor.
+    # Derivatives are taken by the sources and by the raw factor, at these positions.
     for i, position in enumerate({None: (4, 5), 0: (0, 3), 1: (3, 1)}[params["raw"]]):
         if not is_zero(tangents[position]):
             terms.append(_by_tangent(i, tangents[position], factors[1 - i], **params))
@@ -142,19 +141,19 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
 def _by_tangent(
     i: int, tangent: Any, other: Factor, *, jaxpr: ClosedJaxpr, recipe: Float8, **params: Any
 ) -> Any:
-    """Returns the product of the tangent of factor ``i`` and the other factor."""
+    """Returns the product of factor ``i``'s tangent and the other factor."""
     is_weight = i == params["weight"]
     if is_weight and recipe.wgrad == "compute":
         numbers = contraction_numbers(jaxpr)
         pair = (tangent, other.source) if i == 0 else (other.source, tangent)
-        low = other.source.dtype  # the activation's: the weight may be float32
+        low = other.source.dtype  # the dtype of the activation
         return tangent_contraction(*pair, numbers, low=low, out=params["out"])
     numbers, ranks = contraction_numbers(jaxpr), _ranks(jaxpr)
     if other.values is None:
         other = Factor(other.source, *quantize(other.source, params["dtype"], params["rows"]))
     operands = [other.values, other.inverse, tangent_carrier(other.source)]
     operands.insert(i, tangent)
-    # GPUs have no product of two e5m2 arrays: XLA would convert both to float16.
+    # GPUs cannot multiply two e5m2 arrays: XLA would convert both to float16.
     dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
     rows = rows_of(recipe.scaling, numbers, ranks[i], i)
     params |= {"raw": i, "dtype": dtype, "rows": rows, "split": True}
@@ -199,15 +198,15 @@ def _transpose(
 def _without_summed_scales(
     cotangent: Any, other: Factor, numbers: Any, ranks: Sequence[int], raw: int
 ) -> tuple[Any, Factor]:
-    """Returns a cotangent and a factor without scales along the contracted dimensions.
+    """Returns the cotangent and the factor, with the factor's scales moved to the cotangent.
 
-    The cotangent is multiplied by such scales, and the factor's source divided by them. Both are
-    exact: the scales are powers of two.
+    Scales that vary along contracted dimensions multiply the cotangent and divide the factor's
+    source, both exactly, because they are powers of two.
     """
     inverse = other.inverse
     if not inverse.ndim or all(inverse.shape[d] == 1 for d in numbers[0][1 - raw]):
         return cotangent, other
-    # In float32, because a power of two may be beyond float16.
+    # The product is float32, because a scale may be beyond the range of float16.
     wide = lax.convert_element_type(cotangent, FLOAT32)
     scaled = wide * met(inverse, numbers, ranks, 1 - raw)
     source = lax.convert_element_type(other.source, FLOAT32) / inverse
@@ -242,14 +241,14 @@ def _batch(
 
 
 def _mapped(factor: Factor, dims: Factor, rank: int, size: int) -> tuple[Factor, bool]:
-    """Returns a factor with the dimension of `vmap` in front of all its arrays."""
+    """Returns a factor with the `vmap` dimension in front of its arrays, and whether it has one."""
     if all(d is None for d in dims):
         return factor, False
     source = at_front(factor.source, dims.source, size)
     if factor.values is None:
         return Factor(source, None, None), True
     inverse = at_front(factor.inverse, dims.inverse, size)
-    if inverse.ndim == 1:  # a scalar for each example
+    if inverse.ndim == 1:  # one scale for each example
         inverse = inverse.reshape(size, *(1,) * rank)
     return Factor(source, at_front(factor.values, dims.values, size), inverse), True
 
@@ -288,7 +287,7 @@ def _lowered(
     rows: tuple[int, ...],
     **_: Any,
 ) -> Any:
-    """Multiplies the values (in float32 with ``widen``), and the result by the scales."""
+    """Multiplies the values, in float32 if ``widen``, and then the result by the inverse scales."""
     numbers = contraction_numbers(jaxpr)
     factors = _factors(operands, raw)
     if raw is not None:
@@ -297,13 +296,14 @@ def _lowered(
     values = [f.values for f in factors]
     ranks = [v.ndim for v in values]
     if recipe.emulate:
-        # XLA for GPUs removes a cast to 8 bits that is followed by one back.
+        # XLA for GPUs removes a cast to 8 bits that is followed by a cast back.
         values = lax.optimization_barrier(values)
     if widen:
         values = [lax.convert_element_type(v, FLOAT32) for v in values]
-    # 448 * 448 * K is beyond float16. In bfloat16 the scale is a power of two, so that the product
-    # by it rounds nothing, and cuBLASLt writes 16 bits: with a float32 result XLA runs one more
-    # kernel, and the temporaries of a product grew from 5.2 to 8.4 MB.
+    # For a float16 result the product is float32, because 448 * 448 * K is beyond float16. For a
+    # bfloat16 result the product is bfloat16: the scale, a power of two, rounds nothing, and
+    # cuBLASLt writes 16 bits. With a float32 product XLA runs one more kernel, and the temporaries
+    # grew from 5.2 to 8.4 MB.
     wide = FLOAT32 if widen or out == np.float16 else out
     product = lax.dot_general(
         values[0],
@@ -320,7 +320,7 @@ def _lowered(
 float8_dot_p: Any = define_primitive(
     "float8_dot", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
-# XLA:CPU has no products of 8-bit operands with a 16-bit result in all layouts.
+# For a 16-bit result, XLA:CPU lacks products of 8-bit operands in some layouts.
 lowers_by_platform(
     float8_dot_p,
     default=functools.partial(_lowered, widen=False),

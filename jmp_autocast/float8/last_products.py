@@ -1,4 +1,4 @@
-"""The matrix products that no other one follows: the heads of a model, which stay in 16 bits."""
+"""Finds the matrix products that no other product follows, such as a model's head."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ..interpreters.primitives.structure import Body, bodies
 
 
 def last_products(jaxpr: AnyJaxpr) -> frozenset[int]:
-    """Returns the ids of the equations of matrix products that no other one follows.
+    """Returns the ids of the equations of matrix products that no other product follows.
 
-    Products of a backward pass do not count: a model's head is its last layer under ``jax.grad`` as
-    well. An equation of a jaxpr that is called several times is last if it is last in each call.
+    Products of a backward pass do not count, so that the head of a model is also last under
+    ``jax.grad``. If a jaxpr is called several times, an equation in it is last if it is last in
+    each call.
 
     Args:
-        jaxpr: The jaxpr of the whole program; it has to live as long as the ids are used.
+        jaxpr: The jaxpr of the whole program. Keep it alive while the ids are in use.
     """
     products: set[int] = set()
     followed: set[int] = set()
@@ -29,13 +30,13 @@ def last_products(jaxpr: AnyJaxpr) -> frozenset[int]:
 def _visit(
     jaxpr: AnyJaxpr, outputs: Sequence[bool], products: set[int], followed: set[int]
 ) -> list[bool]:
-    """Visits a jaxpr from its end, and returns whether a product follows each input.
+    """Visits the equations of a jaxpr in reverse; returns whether a product consumes each input.
 
     Args:
         jaxpr: An open jaxpr.
-        outputs: Whether a product follows each output.
-        products: The ids of the visited products are added to it.
-        followed: The ids of products with a later product are added to it.
+        outputs: Whether a later product consumes each output.
+        products: The ids of visited products are added to this set.
+        followed: The ids of products that another product follows are added to this set.
     """
     live = set(variables_in(itertools.compress(jaxpr.outvars, outputs)))
     for eqn in reversed(jaxpr.eqns):
@@ -60,12 +61,13 @@ def _visit(
 def _around(
     body: Body, results: Sequence[bool], products: set[int], followed: set[int]
 ) -> list[bool]:
-    """Returns whether a product follows each input of a body that an equation holds."""
+    """Returns whether a product consumes each input of a body, also in a later iteration."""
     outputs = [r is not None and results[r] for r in body.results]
     jaxpr = body_of(body.jaxpr)
     while True:
         inputs = _visit(jaxpr, outputs, products, followed)
-        # The next iteration consumes a carry: the products of the body follow it.
+        # If a product consumes a carry's input, a product of the next iteration consumes its
+        # output.
         again = [k for i, k in body.carries if inputs[i] and not outputs[k]]
         if not again:
             return inputs

@@ -1,4 +1,4 @@
-"""Chooses the matrix products that run in 8 bits, with reasons for the others, and emits them."""
+"""Chooses the matrix products that run in 8 bits, and gives reasons for those that do not."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _SCALES = {"tensor": "", "row": ", scales by row"}
 
 
 class Products:
-    """Plans the products of one program in 8 bits.
+    """The planner of 8-bit products for one program.
 
     Args:
         policy: The policy of the program.
@@ -49,27 +49,28 @@ class Products:
         self._last: frozenset[int] = frozenset()
 
     def look_at(self, jaxpr: AnyJaxpr) -> None:
-        """Finds the last products of the program."""
+        """Finds the products of the program that no other product follows."""
         self._last = last_products(jaxpr)
 
     def in_scope(self, name: str) -> PlansProduct | None:
-        """Returns the function that plans the products of a scope, None for the compute dtype."""
+        """Returns the function that plans products in a scope; None if they stay in 16 bits."""
         if not name:
             return self._recipe and functools.partial(self._planned, self._recipe)
-        # In a scope with a rule for 8 bits, products without a later product run in 8 bits, too.
+        # In a scope with a "float8" rule, the last products run in 8 bits, too.
         recipe = dataclasses.replace(self._recipe or Float8(), skip=())
         return functools.partial(self._planned, recipe)
 
     def _planned(
         self, recipe: Float8, ctx: Context, plan: EquationPlan, of_sources: bool
     ) -> EquationPlan:
-        """Returns the plan of a contraction in 8 bits, or the given plan with the obstacle.
+        """Returns the 8-bit plan of a contraction, or the given plan with the reason for 16 bits.
 
         Args:
-            recipe: The recipe of its scope.
-            ctx: The equation, which the plan lowers.
-            plan: Its plan in the compute dtype.
-            of_sources: Whether the gradient of the weight is the accumulator.
+            recipe: The recipe in the equation's scope.
+            ctx: The equation.
+            plan: The equation's plan in the compute dtype.
+            of_sources: Whether derivatives are taken by the float32 weight, whose gradient is then
+                the accumulator.
         """
         weights = [i for i in (0, 1) if isinstance(ctx.given[i].tag, Weight)]
         cause = _obstacle(ctx, weights, recipe, id(ctx.eqn) in self._last)
@@ -84,8 +85,8 @@ class Products:
             Multiply(recipe, numbers, weight, out),
             "float8_dot",
             tuple((i, k) for i in (0, 1) for k in factor_keys(recipe, numbers, ranks[i], i)),
-            # Derivatives are with respect to the weight in float32, and to the activation in the
-            # compute dtype.
+            # The weight enters in float32, so that its gradient is float32. The activation enters
+            # in the compute dtype.
             as_they_are=(weight,) if of_sources else (),
             reads=(E4M3, E4M3),
         )
@@ -95,10 +96,10 @@ class Products:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Multiply:
-    """Multiplies two operands in 8 bits: `float8_dot` of them and of their copies.
+    """A function that multiplies two operands in 8 bits by `float8_dot`.
 
-    The copies are of the computed values: a float32 activation that was rounded to 16 bits first
-    would be rounded twice.
+    The 8-bit copies are made of the values as computed: an activation in float32 is not rounded to
+    16 bits first, which would round it twice.
 
     Args:
         recipe: How the operands and derivatives are quantized.
@@ -134,7 +135,7 @@ plans("float8_dot", "tangent_carrier", "row_major")(as_made)
 
 @plans("dequantize")
 def _stored(planner: Plans, ctx: Context) -> EquationPlan:
-    """Plans a `QuantizedArray` as a parameter, in any argument."""
+    """Plans a `QuantizedArray` in any argument as a parameter."""
     values, scale = map(aval_of, ctx.eqn.invars)
     tag = Weight(scale.ndim, trained=False) if may_use_float8(planner.policy) else None
     state, key = ValueState(FLOAT32, Source.PARAM, tag=tag), Values(np.dtype(values.dtype))
@@ -143,7 +144,7 @@ def _stored(planner: Plans, ctx: Context) -> EquationPlan:
 
 
 def _obstacle(ctx: Context, weights: list[int], recipe: Float8, is_last: bool) -> str:
-    """Returns the reason for a contraction in the compute dtype, "" for 8 bits."""
+    """Returns the reason why a contraction stays in the compute dtype; "" if it runs in 8 bits."""
     if not recipe.emulate and (cause := refusal()):
         return cause
     if ctx.name != "dot_general":
@@ -156,7 +157,7 @@ def _obstacle(ctx: Context, weights: list[int], recipe: Float8, is_last: bool) -
     tag = ctx.given[weights[0]].tag
     if tag is not None and tag.in_slices:
         return "the weight is stored with a scale for each layer of a stack, and read as a whole"
-    # The spec of an aval names explicit mesh axes only.
+    # The sharding of an aval names only explicit mesh axes.
     if any(any(aval_of(v).sharding.spec) for v in ctx.eqn.invars):
         return "an operand is sharded along explicit mesh axes"
     if is_last and "last" in recipe.skip:
@@ -165,7 +166,7 @@ def _obstacle(ctx: Context, weights: list[int], recipe: Float8, is_last: bool) -
 
 
 def untrained(states: Sequence[ValueState]) -> list[ValueState]:
-    """Returns the input states of a program whose parameters have no gradient."""
+    """Returns the input states with all parameters marked as untrained, as for inference."""
     return [
         dataclasses.replace(s, tag=dataclasses.replace(s.tag, trained=False))
         if isinstance(s.tag, Weight)
@@ -183,17 +184,18 @@ def _size_in_the_way(ctx: Context, weight: int, recipe: Float8) -> str:
     contracted: Any = math.prod(shapes[0][d] for d in numbers[0][0])
     sizes = {"M": of_free[1 - weight], "N": of_free[weight], "K": contracted}
     tag = ctx.given[weight].tag
-    # Only the gradient of the weight sums over tokens. Without it a server multiplies any number of
-    # them in 8 bits. In 16 bits a batch of 1 copied each weight, and a stack in float32: for 14 MB
-    # of weights 57 MB of temporaries on a CPU, which are 39 now.
+    # M, the number of tokens, matters only for the gradient of the weight, which sums over tokens.
+    # So for an untrained weight any M runs in 8 bits. In 16 bits, a batch of 1 copied each weight,
+    # and a stack in float32: 14 MB of weights took 57 MB of temporaries on a CPU, and take 39 MB in
+    # 8 bits.
     if isinstance(tag, Weight) and not tag.trained and recipe.scaling == "tensor":
         del sizes["M"]
     for name, size in sizes.items():
-        if not isinstance(size, int):  # `jax.export` may make it symbolic
+        if not isinstance(size, int):  # symbolic in `jax.export`
             return f"{name} is the symbolic size {size}"
         if size % recipe.multiple:
             return f"{name}={size} is no multiple of {recipe.multiple}"
-        # M, the number of tokens, changes with the batch, and the dtype must not.
+        # The minimum does not apply to M: dtypes must not depend on the batch size.
         if size < (1 if name == "M" else recipe.minimum):
             return f"{name}={size} is below the minimum, {recipe.minimum}"
     return ""

@@ -1,4 +1,4 @@
-"""The 8-bit units of the default backend."""
+"""Whether the default backend has 8-bit matrix units."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ _EMULATE = "Float8(emulate=True) rounds to 8 bits on any backend, for studies."
 
 
 def refusal() -> str:
-    """Returns the reason against 8-bit products on the default backend, "" for none.
+    """Returns the reason against 8-bit products on the default backend; "" if there is none.
 
-    On a GPU without units for them XLA converts the operands to float16, and removes the casts to 8
+    On a GPU without 8-bit units, XLA converts the operands to float16 and removes the casts to 8
     bits: neither 8-bit speed nor 8-bit rounding is left.
     """
     device = default_device()
@@ -23,7 +23,7 @@ def refusal() -> str:
 
 
 def warn_without_units(policy: Policy) -> None:
-    """Warns of a policy with 8-bit products if the default backend gains nothing from them."""
+    """Warns if a policy has 8-bit products and the default backend gains nothing from them."""
     if not may_use_float8(policy):
         return
     recipe = as_recipe(policy.matmul) or Float8()

@@ -1,1 +1,1 @@
-"""Thin adapters for frameworks, each imported by itself: ``jmp_autocast.integrations.nnx``."""
+"""Adapters for frameworks. Import one by its name, such as ``jmp_autocast.integrations.nnx``."""

@@ -1,6 +1,7 @@
 """float16 training of Equinox models: filtered gradients of a scaled loss.
 
-`jmp_autocast.autocast` takes Equinox models without an adapter; `jax.grad` does not.
+`jmp_autocast.autocast` takes Equinox models without an adapter. `jax.grad` refuses their leaves
+that are no arrays.
 """
 
 from __future__ import annotations
@@ -19,20 +20,20 @@ __all__ = ["apply_gradients", "scaled_value_and_grad"]
 
 
 def scaled_value_and_grad(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """Like ``eqx.filter_value_and_grad``, with gradients of the loss times a scale.
+    """Like ``eqx.filter_value_and_grad``, but the gradients are multiplied by a loss scale.
 
-    `jmp_autocast.scaled_value_and_grad` for functions of a model that holds more than arrays:
-    activation functions, sizes, flags.
+    Use it in place of `jmp_autocast.scaled_value_and_grad` for a model with leaves that are no
+    arrays, such as activation functions.
 
     Args:
-        fn: A function whose first argument is differentiated, by its floating arrays. It returns a
-            floating scalar, or a pair of one and auxiliary data.
+        fn: The loss, which is differentiated by the floating arrays of its first argument. It
+            returns a floating scalar, or a pair of a floating scalar and auxiliary data.
         has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
 
     Returns:
         A function ``(scale, model, *args, **kwargs) -> (value, grads)``. The scale is a number or
-        an optimizer state that holds one. The loss is unscaled; the gradients are scaled, in a tree
-        like the model with None for leaves without a gradient.
+        an optimizer state that holds one. The loss is unscaled. The gradients are scaled; their
+        tree is that of the model, with None for leaves without a gradient.
 
     Raises:
         TypeError: At the call: the loss is not a floating scalar, or ``has_aux`` is set and ``fn``
@@ -53,22 +54,23 @@ def scaled_value_and_grad(fn: Callable[..., Any], has_aux: bool = False) -> Call
 def apply_gradients(
     tx: optax.GradientTransformation, grads: Any, opt_state: Any, model: Any
 ) -> tuple[Any, Any]:
-    """Updates a model by an optimizer of its floating arrays.
+    """Applies an optimizer's update to the floating arrays of a model.
 
     Args:
-        tx: The optimizer: `jmp_autocast.dynamic_loss_scaling` around any of optax. Its state is
-            ``tx.init(eqx.filter(model, eqx.is_inexact_array))``.
+        tx: The optimizer, such as `jmp_autocast.dynamic_loss_scaling` around an optax optimizer.
+            Its state is ``tx.init(eqx.filter(model, eqx.is_inexact_array))``.
         grads: The gradients of `scaled_value_and_grad`.
         opt_state: The optimizer's state.
         model: The model.
 
     Returns:
-        The model and the optimizer's state after the step, both unchanged if it was skipped. An
-        ``eqx.nn.State`` that the loss returned is not part of them. To skip its changes, too,
-        select each of its leaves: ``jnp.where(step_skipped(opt_state), old, new)``.
+        The model and the optimizer's state after the step. If the step is skipped, the model is
+        unchanged. An ``eqx.nn.State`` from the loss is not restored; to restore it, select each
+        leaf: ``jnp.where(step_skipped(opt_state), old, new)``.
 
     Raises:
-        TypeError: ``grads`` holds a loss scale, and ``opt_state`` does not: they are exchanged.
+        TypeError: ``grads`` holds a loss scale and ``opt_state`` does not, so the two are
+            exchanged.
 
     Example:
         >>> import equinox as eqx, jax, jax.numpy as jnp, optax
@@ -94,6 +96,6 @@ def apply_gradients(
         )
     params, rest = eqx.partition(model, eqx.is_inexact_array)
     updates, opt_state = tx.update(grads, opt_state, params)
-    # Unlike `eqx.apply_updates`, which adds, optax keeps the dtype of 16-bit weights: the updates
-    # of a loss scale, and of weights that are stored in 16 bits, are float32.
+    # Updates of 16-bit weights are float32. `optax.apply_updates` keeps the dtype of the weights;
+    # `eqx.apply_updates` would return float32 weights.
     return eqx.combine(optax.apply_updates(params, updates), rest), opt_state

@@ -1,7 +1,8 @@
-"""The only file that uses undocumented names of Flax.
+"""All uses of undocumented names of Flax.
 
-The docstring of each function has the reason. Supported: Flax 0.12.7, the first release that
-requires JAX 0.10, to the newest one; `tests/project/test_public_names.py` finds other uses.
+The docstring of a function has the reason for its use. Supported is Flax from 0.12.7, the first
+release that requires JAX 0.10, to the newest release. `tests/project/test_public_names.py` finds
+uses in other files.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from flax.typing import HashableMapping
 
 Path = tuple[Any, ...]
 
-# All parts of one call share it: NNX finds its objects again by the tag.
+# NNX recognizes the objects of one call by this tag, which all functions below share.
 _TAG = "jmp_autocast"
 
 
@@ -29,18 +30,19 @@ _TAG = "jmp_autocast"
 
 
 def update_context() -> AbstractContextManager[Any]:
-    """Returns the context of one call, in which objects keep their identity.
+    """Returns the context of one call, inside which NNX objects keep their identity.
 
-    `nnx.update_context` is documented; `split` and `merge` below, which need it, are not.
+    `nnx.update_context` is documented, but `nnx.split_context` and `nnx.merge_context`, which need
+    it, are not.
     """
     return nnx.update_context(_TAG)
 
 
 def split_nodes(nodes: Any) -> tuple[Any, list[tuple[Path, Any]]]:
-    """Returns the graph of NNX objects, and their state as pairs (path, variable or array).
+    """Splits NNX objects into their graph and their state, as pairs (path, variable or array).
 
-    `nnx.jit` splits its arguments by `nnx.split_context`. The documented `nnx.split` forgets the
-    identity of objects: a returned module would be a new one.
+    `nnx.jit` uses `nnx.split_context` as well. The documented `nnx.split` loses the identity of
+    objects: a returned module would be a new one.
     """
     with nnx.split_context(_TAG) as context:
         graphdef, state = context.split(nodes)
@@ -48,13 +50,13 @@ def split_nodes(nodes: Any) -> tuple[Any, list[tuple[Path, Any]]]:
 
 
 def merge_nodes(graphdef: Any, state: Sequence[tuple[Path, Any]], inner: bool) -> Any:
-    """Returns the objects of a graph with a state in them.
+    """Returns NNX objects made of a graph and a state.
 
     Args:
         graphdef: The graph of `split_nodes`.
         state: Pairs (path, variable or array).
-        inner: For the traced function: the objects are copies. Otherwise the original objects are
-            changed and returned.
+        inner: True inside the traced function, where the objects are copies. If False, the original
+            objects are changed and returned.
     """
     with nnx.merge_context(_TAG, inner=inner) as context:
         return context.merge(graphdef, nnx.from_flat_state(state))
@@ -63,7 +65,7 @@ def merge_nodes(graphdef: Any, state: Sequence[tuple[Path, Any]], inner: bool) -
 def is_unchanged(after: Any, before: Any) -> bool:
     """Returns whether the graph after a call equals the graph before it.
 
-    `with_same_outer_index` gives the graph before the call the object indices of a merged one.
+    `with_same_outer_index` gives the earlier graph the object indices of a graph after a merge.
     """
     return same_structure(after, before.with_same_outer_index())
 
@@ -71,8 +73,8 @@ def is_unchanged(after: Any, before: Any) -> bool:
 def same_structure(one: Any, other: Any) -> bool:
     """Returns whether two graphs have equal nodes and attributes.
 
-    The dataclasses of a graph compare static values with `==` from Python 3.13 on, which has no
-    truth value for arrays; in the tuples here an object equals itself, as in Python 3.12.
+    From Python 3.13 on, the dataclasses of a graph compare static values with `==`, which fails for
+    arrays. Here the values are compared in tuples, in which an object equals itself.
 
     Example:
         >>> from flax import nnx
@@ -93,7 +95,7 @@ def _comparable(graphdef: Any) -> tuple[Any, ...]:
 def static_values(graphdef: Any) -> Iterator[tuple[Any, Any]]:
     """Yields the name and the value of each static attribute in a graph.
 
-    An attribute that is no static one has no ``value``.
+    Only a static attribute of a graph has a ``value``.
     """
     for name, attribute in graphdef.attributes:
         if hasattr(attribute, "value"):
@@ -101,10 +103,10 @@ def static_values(graphdef: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def objects_in(roots: Any) -> Iterator[tuple[Path, Any]]:
-    """Yields the path of each node in some roots, and the node.
+    """Yields the path and the node of each node in ``roots``.
 
-    `nnx.iter_graph` is documented without ``graph``: by default it may walk a tree, and yield a
-    shared object twice.
+    The option ``graph`` of `nnx.iter_graph` is undocumented. Without it, NNX may walk a tree and
+    yield a shared object twice.
     """
     yield from nnx.iter_graph(roots, graph=True)
 
@@ -113,33 +115,33 @@ def objects_in(roots: Any) -> Iterator[tuple[Path, Any]]:
 
 
 def raw_value(leaf: Any) -> Any:
-    """Returns the value of a variable, and any other leaf of a state unchanged.
+    """Returns the value of a variable; any other leaf is returned unchanged.
 
-    ``variable[...]`` would run the variable's ``on_get_value`` hooks.
+    The documented ``variable[...]`` would run the variable's ``on_get_value`` hooks.
     """
     is_variable = isinstance(leaf, nnx.Variable) and not is_hijax(leaf)
     return leaf.get_raw_value() if is_variable else leaf
 
 
 def metadata(leaf: Any) -> Any:
-    """Returns the type of a variable and its metadata: sharding names, hooks, a user's own."""
+    """Returns the type and metadata (sharding names, hooks) of a variable; None for any other."""
     return (type(leaf), leaf.get_metadata()) if isinstance(leaf, nnx.Variable) else None
 
 
 def is_hijax(x: Any) -> bool:
-    """True for a hijax variable, also for its tracer.
+    """Returns whether a value is a hijax variable or the tracer of one.
 
-    Its ``__class__`` is a variable and its type is not: to JAX it is a value, with a type of its
-    own, and its reads and writes are equations of the program.
+    To JAX, a hijax variable is a value with a type of its own, and reads and writes of it are
+    equations of the program. Its ``__class__`` is a variable class, but its type is not.
     """
     return isinstance(x, nnx.Variable) and not issubclass(type(x), nnx.Variable)
 
 
 def with_metadata(value: Any, data: Any) -> Any:
-    """Returns the entry of a variable in a state: its value, or a variable for a mapping.
+    """Returns a variable's entry in a state: the value itself, or a variable if it is a mapping.
 
-    `nnx.from_flat_state` would take a mapping, as `nnx.capture` puts one into each module, for more
-    of the state.
+    `nnx.from_flat_state` would read a mapping, such as `nnx.capture` puts into modules, as a part
+    of the state's structure.
 
     Args:
         value: The value of the variable.
@@ -152,14 +154,14 @@ def with_metadata(value: Any, data: Any) -> Any:
 
 
 def write_again(variable: Any) -> None:
-    """Writes the value of a variable into it: Flax raises if it is of another trace."""
+    """Writes a variable's own value back; Flax raises if the variable is of another trace."""
     variable.set_raw_value(variable.get_raw_value())
 
 
 def assign(node: Any, name: str, value: Any) -> None:
-    """Assigns an attribute of an object, past the ``__setattr__`` of a user's class.
+    """Assigns an attribute of an object without the ``__setattr__`` of a user's class.
 
-    Flax raises if the object is of another trace.
+    Flax raises an error if the object is of another trace.
     """
     nnx.Pytree.__setattr__(node, name, value)
 
@@ -170,11 +172,11 @@ _NODES = "_pytree__nodes"
 
 
 class _WithPath(HashableMapping[Any, Any]):
-    """The static attribute of NNX objects with the names of their attributes of arrays, and a path.
+    """The static attribute ``_pytree__nodes`` of an NNX object, with the object's path.
 
-    A static attribute survives the transformations of NNX; a map from identities would not. Every
-    object has this one. It equals the plain one, so that a module with a path has the same tree
-    structure as any other: a module that a function closes over, or a prefix of axes made outside.
+    Every NNX object has this static attribute, which names its data attributes. A path in it
+    survives the transformations of NNX, which a map from object identities would not. A mapping
+    with a path equals one without, so that the path does not change the tree structure of a module.
     Two layers with different paths can still share the trace of a jitted method.
     """
 
@@ -184,23 +186,23 @@ class _WithPath(HashableMapping[Any, Any]):
         self.owner = owner
 
     def update(self, other: Mapping[Any, Any]) -> _WithPath:
-        """Returns the updated mapping; Flax calls it when a module gets a new attribute."""
+        """Returns the updated mapping, with its path; Flax calls this for a new attribute."""
         return _WithPath({**self, **other}, self.path, self.owner)
 
 
 def give_path(module: Any, path: Path, owner: object) -> None:
-    """Stores a path in a module; the ``__setattr__`` of a user's class is bypassed.
+    """Stores a path in a module, without the ``__setattr__`` of a user's class.
 
     Args:
         module: A traced copy of the caller's module.
-        path: The keys on the way to it.
-        owner: The call that removes the path later.
+        path: The keys that lead to the module.
+        owner: An object that stands for the call; `take_path` needs it to remove the path.
     """
     vars(module)[_NODES] = _WithPath(vars(module)[_NODES], path, owner)
 
 
 def path_of(module: Any) -> Path | None:
-    """Returns the path that a module, or the original of a copy, was given; None for no path."""
+    """Returns the path that was given to a module or to its original; None without a path."""
     nodes = vars(module)[_NODES]
     return nodes.path if isinstance(nodes, _WithPath) else None
 
@@ -218,14 +220,14 @@ Method = tuple[type, str]
 """A method, by the class that defines it and its name."""
 
 _lock = threading.Lock()
-_patched: dict[Method, list[Any]] = {}  # method -> its own function, number of users
+_patched: dict[Method, list[Any]] = {}  # method -> [its original function, number of contexts]
 _FLAX = frozenset(nnx.Module.__mro__)
 
 
 def methods_of(cls: type) -> list[Method]:
-    """Returns the methods of ``cls`` that compute: ``__call__``, and those without underscores.
+    """Returns the methods of ``cls`` that may compute: ``__call__`` and all without ``__``.
 
-    The methods of every module (``eval``, ``sow``) compute nothing.
+    Methods of ``nnx.Module`` itself (``eval``, ``sow``) are left out.
 
     Example:
         >>> from flax import nnx
@@ -245,12 +247,12 @@ def methods_of(cls: type) -> list[Method]:
 def patched(methods: Collection[Method], around: Callable[[str, Any], Any]) -> Iterator[None]:
     """Replaces methods of classes inside the context.
 
-    NNX has no hook around the call of a module; `nnx.tabulate` does the same. Threads share the
-    classes, so that the last user of a method restores it.
+    NNX has no hook around the call of a module; `nnx.tabulate` replaces methods as well. Threads
+    share the classes, so the last context that uses a method restores it.
 
     Args:
         methods: The methods.
-        around: From the name of a method and its function to the new function.
+        around: A function from a method's name and function to the new function.
     """
     with _lock:
         for cls, name in methods:
@@ -272,31 +274,31 @@ def patched(methods: Collection[Method], around: Callable[[str, Any], Any]) -> I
 
 
 def lifted(transform: Callable[..., Any], target: Any, **options: Any) -> Any:
-    """Returns a Linen class or function under a transformation of functions of scopes.
+    """Lifts a transformation of scope functions to a Linen class or function.
 
-    Flax makes `nn.remat` and `nn.jit` by `lift_transform` from their counterparts in
-    `flax.core.lift`; the documented `nn.transforms` has no way to add another one.
+    Flax makes `nn.remat` and `nn.jit` in this way, by `lift_transform` from functions of
+    `flax.core.lift`. Its documented interface has no way to add a transformation.
     """
     made: Any = transforms.lift_transform(transform, target, **options)
     pairs = [(made, target)]
     if isinstance(target, functools.partial):
         pairs.append((made.func, target.func))
     for new, old in pairs:
-        if isinstance(new, type):  # Flax renames the class, and with it the variables
+        if isinstance(new, type):  # undoes Flax's new name, which would rename variables
             new.__name__, new.__qualname__ = old.__name__, old.__qualname__
             new.__module__, new.__doc__ = old.__module__, old.__doc__
     return made
 
 
 def packed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Returns a function of scopes from a function of their variables and random keys.
+    """Makes a transformation of scope functions from a function of variables and random keys.
 
-    `lift.pack` is the building block of all lifted transformations. Here all collections and all
-    keys are inputs, and all collections are outputs.
+    `lift.pack` is the base of Flax's lifted transformations. All collections and keys become
+    inputs, and all collections become outputs.
 
     Args:
-        function: From (scope function, repacking function, variables, keys, *args, **kwargs) to
-            the output and the changed variables.
+        function: A function from (scope function, repacking function, variables, keys, *args,
+            **kwargs) to the output and the changed variables.
         name: The name of the transformation in Flax's errors.
     """
     return lift.pack(function, (True,), (True,), (True,), name=name, enable_kwargs=True)

@@ -1,8 +1,8 @@
-"""Keras 3 on JAX: a dtype policy that runs models in mixed precision, and is saved with them.
+"""A dtype policy for Keras 3 on JAX, which runs models in mixed precision and is saved with them.
 
 The import of this module replaces ``keras.Model.stateless_call``, which ``fit``, ``evaluate`` and
-``predict`` use. Models without the policy run as before. Imported before Keras, it chooses Keras'
-JAX backend.
+``predict`` use. Models without the policy run as before. If this module is imported before Keras,
+it chooses the JAX backend.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ Model = TypeVar("Model", bound=keras.Model)
 class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
     """The dtype policy of layers whose model runs in mixed precision.
 
-    For Keras the layers compute in float32; `autocast` rewrites the program of the whole model. A
-    saved layer has all of the `Policy`, so that ``keras.models.load_model`` restores it after an
-    import of this module. A layer with the dtype policy ``"float32"``, beside layers with this one,
-    stays in float32.
+    In Keras the layers compute in float32; `autocast` rewrites the program of the whole model. A
+    saved layer holds the whole `Policy`, so that ``keras.models.load_model`` restores it if this
+    module is imported. In a model with this dtype policy, a layer with the dtype policy
+    ``"float32"`` stays in float32.
 
     Args:
         policy: A `Policy`, a string or dtype for one, such as ``"bfloat16"``, or a ``jmp.Policy``.
-        policy_map: Other dtype policies, by the paths of layers: Keras adds an entry when
-            ``layer.dtype_policy`` of a layer with this one is assigned.
+        policy_map: The dtype policies of single layers, by path. If ``layer.dtype_policy`` is
+            assigned and the layer has this dtype policy, Keras adds an entry here.
 
     Raises:
         ValueError: A string describes no policy.
@@ -67,7 +67,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         True
     """
 
-    # A map, because Keras restores all other dtype policies of layers by their names alone.
+    # The base class is a map because Keras restores any other dtype policy of a layer by its name.
 
     def __init__(self, policy: Any = BF16, policy_map: Any = None) -> None:
         super().__init__("float32", policy_map)
@@ -87,7 +87,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
 
     @property
     def name(self) -> str:
-        """The name of the dtypes of the layers in Keras.
+        """The name of the dtype policy in Keras: the dtype of its layers.
 
         Example:
             >>> from jmp_autocast.integrations.keras import AutocastPolicy
@@ -97,7 +97,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         return "float32"
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the configuration of a saved layer: the text of `Policy.save`.
+        """Returns the configuration to save, with the text that `Policy.save` writes.
 
         Example:
             >>> from jmp_autocast.integrations.keras import AutocastPolicy
@@ -109,7 +109,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
 
     @classmethod
     def from_config(cls, config: Any, custom_objects: Any = None) -> AutocastPolicy:
-        """Returns the policy of a saved layer.
+        """Returns the dtype policy from a saved configuration.
 
         Example:
             >>> from jmp_autocast.integrations.keras import AutocastPolicy
@@ -126,7 +126,7 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         return is_one and (self.policy, dict(self)) == (other.policy, dict(other))
 
     def __bool__(self) -> bool:
-        return True  # also as an empty map
+        return True  # a map without entries is a policy, too
 
     def __repr__(self) -> str:
         return f"AutocastPolicy({self._policy!r})"
@@ -135,13 +135,14 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
 def autocast(model: Model, policy: PolicyLike = BF16, *, enabled: bool = True) -> Model:
     """Runs a Keras model in mixed precision, and saves the policy with it.
 
-    It gives all layers of the model an `AutocastPolicy`, before or after ``compile``. For future
-    layers write ``keras.config.set_dtype_policy(AutocastPolicy("bfloat16"))``.
+    The function gives an `AutocastPolicy` to all layers of the model, before or after ``compile``.
+    For layers that are made later, call
+    ``keras.config.set_dtype_policy(AutocastPolicy("bfloat16"))``.
 
     Args:
         model: The model, which is changed.
-        policy: As in `jmp_autocast.autocast`, bfloat16 by default. Under float16 compile the model
-            with ``keras.optimizers.LossScaleOptimizer(...)``; a training without it warns.
+        policy: As in `jmp_autocast.autocast`, bfloat16 by default. For float16, compile the model
+            with ``keras.optimizers.LossScaleOptimizer(...)``; without it, training warns.
         enabled: False gives all layers the dtype policy ``"float32"``.
 
     Returns:
@@ -167,13 +168,14 @@ def autocast(model: Model, policy: PolicyLike = BF16, *, enabled: bool = True) -
     dtype_policy = AutocastPolicy(options.policy) if enabled else _FLOAT32
     for layer in _layers(model):
         layer.dtype_policy = dtype_policy
-    # Keras keeps its compiled steps; without them it compiles again at the next call.
+    # Keras keeps compiled steps with the old policy. Without them, it compiles new steps at the
+    # next call.
     model.train_function = model.test_function = model.predict_function = None
     return model
 
 
 def _layers(layer: Any) -> Iterator[Any]:
-    """Yields a layer, and the layers of models among it."""
+    """Yields a layer and, if it is a model, all layers inside it."""
     yield layer
     for inner in getattr(layer, "layers", ()):
         yield from _layers(inner)
@@ -183,7 +185,7 @@ _FLOAT32 = keras.DTypePolicy("float32")
 
 
 def _own(layer: Any) -> Any:
-    """Returns the dtype policy of a layer, from the map for its path if there is one."""
+    """Returns the dtype policy of a layer, or the entry for the layer's path in its map."""
     policy = layer.dtype_policy
     while isinstance(policy, AutocastPolicy) and layer.path in policy:
         policy = policy[layer.path]
@@ -191,7 +193,7 @@ def _own(layer: Any) -> Any:
 
 
 def _policy_of(model: Any) -> Policy | None:
-    """Returns the policy that a model runs under, None for a model of Keras' own dtypes."""
+    """Returns the policy that a model runs under; None for a model without an `AutocastPolicy`."""
     own = [(layer, _own(layer)) for layer in _layers(model)]
     ours = [(layer, policy.policy) for layer, policy in own if isinstance(policy, AutocastPolicy)]
     if not ours:
@@ -204,9 +206,9 @@ def _policy_of(model: Any) -> Policy | None:
                 f"{first.name!r} has {shown(policy)}, and {layer.name!r} has {shown(other)}. Write "
                 f"one, such as BF16.with_rules({{'*': 'float32'}}, scope='*/{layer.name}')."
             )
-    if len(ours) == 1 and first is model:  # its layers are older, and have Keras' own dtypes
+    if len(ours) == 1 and first is model:  # its layers were made before, without the policy
         return policy
-    # A saved inner model loses its own dtype policy; its layers count.
+    # An inner model loses its dtype policy when it is saved, so only its layers are read.
     for layer, other in own:
         if layer.weights and not hasattr(layer, "layers") and other == _FLOAT32:
             policy = policy.with_rules({"*": "float32"}, scope=f"*/{layer.name}")
@@ -214,7 +216,7 @@ def _policy_of(model: Any) -> Policy | None:
 
 
 def _check_scaled(model: Any, policy: Policy) -> None:
-    """Warns of a training in float16 without a loss scale, when its step is traced."""
+    """Warns if a training step in float16 is traced and its optimizer has no loss scale."""
     optimizer = getattr(model, "optimizer", None)
     is_scaled = optimizer is None or isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     if policy.compute_dtype == np.float16 and not is_scaled:

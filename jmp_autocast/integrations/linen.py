@@ -1,7 +1,7 @@
-"""`autocast` for a part of a Flax Linen model: a module class, or a method of one.
+"""`autocast` for a part of a Flax Linen model: a module class or a method.
 
-A whole model needs no adapter: ``jmp_autocast.autocast(model.apply)``. Inside a model Linen's
-variables must pass through the transformation, as in ``nn.remat`` and ``nn.jit``.
+A whole model needs no adapter: ``jmp_autocast.autocast(model.apply)``. For a part of a model,
+Linen's variables must pass through the transformation, as they do in ``nn.remat`` and ``nn.jit``.
 """
 
 from __future__ import annotations
@@ -53,9 +53,10 @@ def autocast(
 ) -> Any:
     """Runs a part of a Flax Linen model in mixed precision.
 
-    It is a lifted transformation like ``nn.remat``: initialization, mutable collections, ``sow``
-    and PRNG streams work inside, and it composes with ``nn.scan``, ``nn.remat``, ``nn.vmap`` and
-    ``nn.jit``. A wrapped class keeps its name, so that the variables of a model keep their paths.
+    This is a lifted transformation like ``nn.remat``: initialization, mutable collections, ``sow``
+    and PRNG streams work inside the part, and it composes with ``nn.scan``, ``nn.remat``,
+    ``nn.vmap`` and ``nn.jit``. A wrapped class keeps its name, so that the variables of a model
+    keep their paths.
 
     For a whole model use ``jmp_autocast.autocast(model.apply)``.
 
@@ -66,12 +67,12 @@ def autocast(
         policy: As in `jmp_autocast.autocast`.
         methods: The methods of a class that run in mixed precision, ``__call__`` by default.
         output_dtype: As in `jmp_autocast.autocast`; variables always keep their dtypes. With
-            ``"computed"`` the consumers of the part get its 16-bit values.
+            ``"computed"``, consumers outside the part get its 16-bit values.
         enabled: As in `jmp_autocast.autocast`.
 
     Returns:
-        ``target`` in mixed precision; with ``target=None`` a decorator. The variables of the module
-        are parameters, which have no vote in the choice of dtypes.
+        ``target`` in mixed precision; with ``target=None`` a decorator. All variables of the module
+        count as parameters, which have no vote in the choice of dtypes.
 
     Raises:
         TypeError: ``target`` is a module instead of a class, or is not callable, or an option has
@@ -93,8 +94,8 @@ def autocast(
         >>> str(jax.make_jaxpr(Net().apply)(variables, x)).count("bf16[1,8] = dot_general")
         1
     """
-    # A wrong option fails here, and not at the first call of a model. The variables are argument 0
-    # of the function of scopes, and all of them are parameters.
+    # A wrong option fails here, not at the first call of a model. ``params`` is 0, because the
+    # variables are argument 0 of the transformed function.
     check_form(_misplaced, _unknown)
     checked = autocast_options(policy, 0, output_dtype, enabled)
     lift = Decorator(_lifted, methods=methods, options=checked)
@@ -113,7 +114,7 @@ def _lifted(target: Any, options: Options, methods: Sequence[str] | None) -> Any
 
 
 def _autocast(fn: Callable[..., Any], options: Options) -> Callable[..., Any]:
-    """Transforms a function of scopes of `flax.core.lift`."""
+    """Runs a scope function of `flax.core.lift` in mixed precision."""
 
     def inner(
         scope_fn: Any, repack_fn: Any, variables: Any, rngs: Any, *args: Any, **kwargs: Any

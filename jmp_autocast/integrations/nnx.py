@@ -1,4 +1,4 @@
-"""`autocast` for Flax NNX: modules keep the state that a call changes, and name their scopes.
+"""`autocast` for Flax NNX: calls update the state of modules, and modules name their scopes.
 
 `scaled_value_and_grad` and `train_step` are for training in float16.
 """
@@ -38,27 +38,26 @@ def autocast(
 
     This is `jmp_autocast.autocast` for functions that take NNX modules (or any other NNX object:
     `Rngs`, `Optimizer`, metrics, variables) anywhere in the arguments, and for modules and their
-    methods. The changes of a call are in the caller's objects afterwards, as with `nnx.jit`: batch
-    statistics, RNG counters, caches, new variables and submodules, static attributes. State always
-    keeps its dtype. It works inside and outside the transformations of JAX and NNX. The function
-    can read, but not change, a module that it only closes over, or an argument that belongs to an
-    outer trace.
+    methods. A call updates the caller's objects, as with `nnx.jit`: batch statistics, RNG counters,
+    caches, new variables and submodules, static attributes. State always keeps its dtype. The
+    wrapper works inside and outside the transformations of JAX and NNX. The function can read, but
+    not change, a module that it only closes over, or an argument that belongs to an outer trace.
 
-    NNX puts no names into a program. Here each call of a module puts its attribute path, relative
-    to the calling module, and then its class on the name stack: in a ``Net`` with blocks in
-    ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``, and
-    a rule of a policy finds it by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
-    (``"*/LayerNorm"``). A method that is called from outside of its module adds its name: a tied
-    head is in ``Net/embed/Embed/attend``. Profiles show the same names.
+    NNX puts no scopes around its modules. This `autocast` opens scopes around each call of a
+    module, for its attribute path relative to the calling module and for its class: in a ``Net``
+    with blocks in ``self.layers`` the scopes of a norm are ``Net/layers/0/Block/norm/LayerNorm``. A
+    rule of a policy matches the norm by attribute (``"*/layers/0"``, ``"*/norm"``) and by class
+    (``"*/LayerNorm"``). If a method is called from outside its module, its name is one more scope:
+    a tied head is in ``Net/embed/Embed/attend``. Profiles show the same names.
 
     Args:
         fn: The function, module or bound method; None to use ``autocast`` as a decorator with
             options.
         policy: As in `jmp_autocast.autocast`.
-        params: As in `jmp_autocast.autocast`; the path of a variable is that of its module with
-            the attributes appended (``"0/layers/0/norm/scale"``). None: every ``nnx.Param``, and
-            the containers that are parameters in `jmp_autocast.autocast`. State that ``fn`` itself
-            brings (as a module, a method or a ``functools.partial``) always counts as parameters.
+        params: As in `jmp_autocast.autocast`; the path of a variable goes through the attributes of
+            its module (``"0/layers/0/norm/scale"``). None: every ``nnx.Param``, and the containers
+            that `jmp_autocast.autocast` infers. State that belongs to ``fn`` (a module, a method or
+            a ``functools.partial``) always counts as parameters.
         output_dtype: As in `jmp_autocast.autocast`.
         enabled: As in `jmp_autocast.autocast`.
 
@@ -67,12 +66,12 @@ def autocast(
         give equal wrappers.
 
     Raises:
-        TypeError: As `jmp_autocast.autocast`; when called, also if ``fn`` changes a module that it
-            closes over, or leaves a traced array in a static attribute.
+        TypeError: As `jmp_autocast.autocast`. When called: ``fn`` changes a module that it closes
+            over, or leaves a traced array in a static attribute.
         ValueError: As `jmp_autocast.autocast`.
-        flax.errors.TraceContextError: When called, if ``fn`` changes an object of an outer trace,
-            or adds, removes or returns objects while one of its arguments is of an outer trace.
-            No object is changed then.
+        flax.errors.TraceContextError: When called: ``fn`` changes an object of an outer trace, or
+            adds, removes or returns objects while one of its arguments is of an outer trace. The
+            caller's objects stay unchanged.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -104,33 +103,34 @@ def autocast(
 class NNXAutocast(Autocast):
     """A function of NNX modules in mixed precision: the result of `autocast`."""
 
-    inputs_are_leaves = False  # they are variables, by their paths
+    inputs_are_leaves = False  # the inputs are variables, in the order of their paths
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
-        # Without casts there is nothing to rewrite, and the modules change in place.
+        # Without casts the function runs as it is, and changes the modules in place.
         if not self._options.is_on:
             return super().__call__(*args, **kwargs)
         with self.opened(self._fn, self._options.params, args, kwargs) as call:
             options = self._options_of(call)
             out, changed, after = run_call(self, call.fn, options, call.args, call.kwargs)
-            # Outputs may stay as computed, but state must keep its declared dtypes.
+            # With "computed", the results keep the computed dtypes, but state must keep its
+            # declared dtypes.
             if options.output_dtype == "computed":
                 changed = cast_leaves(changed, after.dtypes)
             out = cast_outputs(out, self._options)
             return call.finish((out, changed, after))
 
-    # The tools of `inspect` run calls with these two methods, and leave the NNX objects unchanged.
+    # The tools of `inspect` run calls with the next two methods.
     @staticmethod
     def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """True for a call with NNX objects among its arguments, or in its function."""
+        """Returns whether the function or an argument of a call holds NNX objects."""
         return holds_objects(fn, args, kwargs)
 
     @staticmethod
     def opened(
         fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[Opened]:
-        """Takes the state out of the objects of a call; ``finish`` puts it back."""
+        """Yields the call with the state of its objects as arguments; ``finish`` puts it back."""
         return opened(fn, params, args, kwargs)
 
     def _options_of(self, call: Opened) -> Options:
@@ -142,5 +142,5 @@ class NNXAutocast(Autocast):
 
 STATEFUL_KINDS.append(NNXAutocast)
 
-# A model may hold a wrapped layer without `nnx.data`, as it holds a layer.
+# With this, a model may hold a wrapped layer as an attribute without `nnx.data`.
 nnx.register_data_type(pytrees_of(NNXAutocast))

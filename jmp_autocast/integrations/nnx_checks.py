@@ -1,4 +1,4 @@
-"""Checks of the changes of a call in NNX objects: of tracers left, and of outer traces."""
+"""Checks of the NNX objects in a call: outer traces, hijax variables, tracers left behind."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from .flax_compat import Path, assign, is_hijax, objects_in, static_values, writ
 
 
 def is_object(x: Any) -> bool:
-    """True for NNX objects: modules, variables, `Rngs`, optimizers, metrics."""
+    """Returns whether a value is an NNX object: a module, variable, `Rngs`, optimizer or metric."""
     return isinstance(x, nnx.Pytree | nnx.Variable) and not is_hijax(x)
 
 
 def check_no_hijax(name: str, leaves: Iterable[tuple[Path, Any]]) -> None:
-    """Raises TypeError for a hijax variable in an NNX object that is split.
+    """Raises TypeError if an NNX object that is to be split holds a hijax variable.
 
-    The merged object would hold a copy of it: the writes of the function would be lost, and Flax
-    0.12.12 does not allow to write the original in a trace.
+    The merged object would hold a copy of the variable, so that writes by the function would be
+    lost. Flax 0.12.12 does not allow a trace to write to the original.
 
     Args:
         name: The function's name.
-        leaves: The variables of the objects, with their paths.
+        leaves: Pairs of a path and a variable of the objects.
     """
     for path, leaf in leaves:
         if is_hijax(leaf):
@@ -37,13 +37,12 @@ def check_no_hijax(name: str, leaves: Iterable[tuple[Path, Any]]) -> None:
 
 
 def check_writable(roots: Any, paths: Iterable[Path] | None = None) -> None:
-    """Raises Flax's error for an object of an outer trace, before anything is written.
+    """Raises Flax's error if an object to be written is of an outer trace, before any write.
 
-    Flax itself checks one object after the other while it writes them, and a module only if an
-    attribute is assigned.
+    Flax checks an object only when it writes to the object, and may have changed others before.
 
     Args:
-        roots: The NNX objects, in lists and tuples.
+        roots: A list or tuple of NNX objects, which may be nested.
         paths: The paths of the values to be written; None for all.
 
     Raises:
@@ -72,12 +71,12 @@ def check_writable(roots: Any, paths: Iterable[Path] | None = None) -> None:
 
 
 def _owner(objects: dict[Path, Any], path: Path) -> Path:
-    """Returns the path of the innermost object that a path leads through."""
+    """Returns the path of the innermost object on a path."""
     return next(path[:k] for k in range(len(path), -1, -1) if path[:k] in objects)
 
 
 def static_tracers(graphdef: Any) -> dict[int, Any]:
-    """Returns the traced arrays in a graph's static attributes, with the attribute's name, by id.
+    """Returns a dict from the id of each tracer in a graph's static attributes to the attribute.
 
     Example:
         >>> from flax import nnx
@@ -93,17 +92,17 @@ def static_tracers(graphdef: Any) -> dict[int, Any]:
 
 
 def arrays_as_data(roots: Sequence[Any], known: dict[int, Any]) -> None:
-    """Turns traced arrays that a call assigned to attributes into data, as Flax does with arrays.
+    """Makes data attributes of the traced arrays that a call assigned to attributes.
 
-    In Flax 0.12 a new attribute is static if it is a traced array: it would stay in the caller's
-    object after the trace.
+    In Flax 0.12 a new attribute with a traced array is static, unlike one with a concrete array. A
+    static tracer would stay in the caller's object after the trace.
 
     Args:
         roots: The NNX objects.
-        known: The ids of traced arrays of an outer trace.
+        known: The ids of tracers that were in static attributes before the call.
     """
     for _, node in objects_in(roots):
-        # A copy: an assignment changes the dictionary that is read here.
+        # Copied, because `assign` changes the dictionary during the loop.
         attributes = dict(vars(node)) if isinstance(node, nnx.Pytree) else {}
         for name, value in attributes.items():
             if isinstance(value, jax.Array) and not nnx.is_data(value) and id(value) not in known:

@@ -1,4 +1,4 @@
-"""Names on the name stack for the modules of Flax NNX, which puts none there."""
+"""Named scopes for the modules of Flax NNX, which opens none itself."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from .flax_compat import give_path, methods_of, objects_in, patched, path_of, ta
 
 _local = threading.local()
 
-# A function that was jitted and traced elsewhere has no names: it is traced again for them.
+# A part of the key of JAX's caches: a jitted function that was traced without scopes is traced
+# again with them.
 _NAMED: Any = jax.make_user_context(False)
 
 
 @contextlib.contextmanager
 def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
-    """Gives every call of a module in ``nodes`` scopes: attribute path, class, and name of method.
+    """Opens scopes in each call of a module in ``nodes``: its attribute path, class and method.
 
-    ``__call__`` adds no name. Inside the context the methods of the classes are replaced, as in
-    ``nnx.tabulate``, without an effect on other threads, and on modules outside of the traced call.
+    ``__call__`` adds no scope. Inside the context the methods of the classes are replaced, as in
+    ``nnx.tabulate``. Calls in other threads open no scopes.
 
     Args:
         nodes: Copies of the caller's NNX objects, made for this trace.
 
     Yields:
-        A list of ``nodes``. Append the objects that the call returns: the paths of all modules in
-        the list are removed at the end.
+        A list of ``nodes``. Append the objects that the call returns: at the end, the paths of all
+        modules in the list are removed.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -44,12 +45,12 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
     """
     owner = object()
     modules = list(_modules(nodes))
-    # A module with a path is in the call of an outer autocast, which names it from its own root.
+    # A module that has a path is inside an outer `autocast`, and keeps this path.
     for path, module in modules:
         if path_of(module) is None:
             give_path(module, path, owner)
     methods = {method for cls in {type(m) for _, m in modules} for method in methods_of(cls)}
-    # Only a thread with a stack opens scopes: all threads share the classes.
+    # All threads share the replaced methods, but only a thread with a stack opens scopes.
     outer = getattr(_local, "stack", None)
     _local.stack = [] if outer is None else outer
     roots = list(nodes)
@@ -69,13 +70,13 @@ def _modules(roots: list[Any]) -> Iterator[tuple[tuple[Any, ...], Any]]:
 
 
 def _in_scope(name: str, original: Any) -> Any:
-    """Returns a method that enters the scopes of its module."""
+    """Returns the method ``original`` with the scopes of its module around it."""
 
     @functools.wraps(original, updated=())
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         call = original.__get__(self, type(self)) if hasattr(original, "__get__") else original
         stack = getattr(_local, "stack", None)
-        # A module that calls a method of its own, or `super()`, keeps its scopes.
+        # If a module calls its own method, or `super()`, its scopes are already open.
         if stack is None or (stack and stack[-1][0] is self):
             return call(*args, **kwargs)
         names, keys = _names(self, stack[-1][1] if stack else ())
@@ -93,11 +94,11 @@ def _in_scope(name: str, original: Any) -> Any:
 
 
 def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
-    """Returns the scopes that a call of a module opens, and its path for calls inside it."""
+    """Returns the scopes that a call of a module opens, and the module's path for inner calls."""
     own = path_of(module)
-    keys = caller if own is None else own  # without: made in the traced function
-    # If the caller does not hold the module, its path begins at its own root, without the position
-    # of the root in the arguments.
+    keys = caller if own is None else own  # without a path: made in the traced function
+    # If the calling module does not hold this module, the scopes show the path from the root
+    # object, without the root's position in the arguments.
     inside = bool(caller) and keys[: len(caller)] == caller
     attributes = keys[len(caller) :] if inside else keys[1:]
     return [*map(str, attributes), type(module).__name__], keys

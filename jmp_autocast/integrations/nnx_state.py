@@ -1,4 +1,4 @@
-"""The state of Flax NNX objects as inputs and outputs of a pure function."""
+"""Turns a function that changes Flax NNX objects into a pure function of their state."""
 
 from __future__ import annotations
 
@@ -42,16 +42,18 @@ _ARGS, _KWARGS, _BOUND = range(3)  # the parts of a call: args, kwargs, argument
 
 @dataclasses.dataclass(frozen=True)
 class ModuleGraph:
-    """The static part of a call: the NNX objects without their arrays, and their positions.
+    """The static part of a call: the structure of its arguments, and the graph of its NNX objects.
 
-    Two calls with equal graphs share a trace. It holds no array, since JAX keeps it with the trace.
+    Two calls with equal `ModuleGraph` share a trace. JAX keeps it with the trace, so it holds no
+    array.
 
     Args:
         tree: The structure of (args, kwargs, bound), with NNX objects as leaves.
-        leaves: The name of each leaf among the values of the call; None for an NNX object.
-        graphdef: The graph of the objects.
-        names: The name among the values of each variable or array of the graph.
-        state: For each of these its path in the graph, its name, and its metadata.
+        leaves: For each leaf of ``tree``, its key in the values of the call; None for an NNX
+            object.
+        graphdef: The graph of the NNX objects.
+        names: For each variable or array of the graph, its key in the values of the call.
+        state: For each variable or array of the graph, its path, its key and its metadata.
     """
 
     tree: Any = dataclasses.field(hash=False)
@@ -62,14 +64,14 @@ class ModuleGraph:
 
 
 class After(NamedTuple):
-    """The static part of the result of a call.
+    """The static part of a call's result.
 
     Args:
         tree: The structure of the function's result, with NNX objects as leaves.
-        is_node: Which of its leaves are NNX objects.
-        graphdef: The graph of the call's objects and of the returned ones.
-        state: For each variable or array of it its path, and the name of its unchanged value in the
-            call; None if it changed.
+        is_node: Whether each leaf of ``tree`` is an NNX object.
+        graphdef: The graph of the call's objects and of the returned objects, after the call.
+        state: For each variable or array of the graph, its path, and the key of its value before
+            the call; None in place of the key if the value changed.
         dtypes: The dtypes of the changed values.
     """
 
@@ -80,7 +82,7 @@ class After(NamedTuple):
     dtypes: list[Any]
 
     def arranged(self, out: Sequence[Any], nodes: Iterable[Any] = itertools.repeat(_NODE)) -> Any:
-        """Returns the function's result from its arrays and its NNX objects or placeholders."""
+        """Returns the function's result, given its arrays, and its NNX objects or placeholders."""
         arrays, returned = iter(out), iter(nodes)
         leaves = [next(returned if is_node else arrays) for is_node in self.is_node]
         return jax.tree_util.tree_unflatten(self.tree, leaves)
@@ -88,11 +90,11 @@ class After(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pure:
-    """A function of NNX objects, as a function of their graph and of arrays by name.
+    """A function of NNX objects, as a pure function of a `ModuleGraph` and of arrays by key.
 
     Args:
         fn: The function, without its bound objects.
-        name: Its name in messages and profiles.
+        name: The function's name in messages and profiles.
     """
 
     fn: Callable[..., Any]
@@ -103,9 +105,10 @@ class Pure:
         return self.name
 
     def __call__(self, graph: ModuleGraph, /, **values: Any) -> tuple[list[Any], list[Any], After]:
-        """Returns the function's outputs, the state that it changed, and the static part of both.
+        """Returns the function's results, the values that it changed, and the static part of both.
 
-        Unchanged state is no output: a module of an outer trace can be read, not written.
+        Unchanged state is not returned, because a module of an outer trace can be read but not
+        written.
         """
         flat = [(path, with_metadata(values[name], data)) for path, name, data in graph.state]
         contents = {name: jax.tree.map(lambda x: x, values[name]) for _, name, _ in graph.state}
@@ -131,14 +134,14 @@ class Pure:
                 f"{self.name} leaves a traced array in the static attribute {left[0]!r} of an NNX "
                 "object. Hold it in an nnx.Variable, or assign nnx.data(...)."
             )
-        # By identity: an unchanged traced value is the same object, and two values cannot be
-        # compared in a trace.
+        # Values are matched by identity: in a trace two arrays cannot be compared, and an unchanged
+        # array is the same tracer.
         known = {id(values[name]): (name, data) for _, name, data in graph.state}
         state: list[tuple[Any, str | None]] = []
         changed: list[Any] = []
         for path, leaf in after:
             name, data = known.get(id(raw_value(leaf)), (None, None))
-            # `sow` changes a container in place.
+            # A container is compared by its contents, because `sow` changes it in place.
             is_same = name is not None and same_objects(raw_value(leaf), contents[name])
             if is_same and metadata(leaf) == data:
                 state.append((path, name))
@@ -154,13 +157,13 @@ class Pure:
 def opened(
     fn: Callable[..., Any], params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Iterator[Opened]:
-    """Takes the state out of the NNX objects of a call; `Opened.finish` puts it back.
+    """Yields a call with the state of its NNX objects as arguments; `Opened.finish` puts it back.
 
     Args:
         fn: The function, module or bound method.
-        params: Which arguments hold parameters, as `Options.params`.
-        args: Its positional arguments.
-        kwargs: Its keyword arguments.
+        params: Which arguments hold parameters, as in `Options.params`.
+        args: The positional arguments of the call.
+        kwargs: The keyword arguments of the call.
     """
     with update_context():
         inner, bound = _open(fn)
@@ -185,13 +188,14 @@ def opened(
             _, i, *attributes = path
             name = named((*roots[i][0], *map(jax.tree_util.DictKey, attributes)), leaf)
             state.append((path, name, metadata(leaf)))
-            # Batch statistics and counters are variables, too, and `nnx.grad` skips them.
+            # `nnx.grad` has no gradient for variables that are no `nnx.Param`, such as batch
+            # statistics.
             if isinstance(leaf, nnx.Variable) and not isinstance(leaf, nnx.Param):
                 untrained.append(name)
         names = tuple(name for _, name, _ in state)
         graph = ModuleGraph(tree, leaves, graphdef, names, state)
 
-        # A variable may hold a container: the path is that of an array in it.
+        # A variable may hold a container, and `path` may be that of an array inside it.
         def is_known(path: str) -> bool:
             return is_param[_known(path, is_param)]
 
@@ -206,7 +210,7 @@ def opened(
 
 
 def _finish(nodes: list[Any], graph: ModuleGraph, values: dict[str, Any], result: Any) -> Any:
-    """Writes the state into the caller's objects and returns the function's result."""
+    """Writes the changed state into the caller's objects, and returns the function's result."""
     out, changed, after = result
     new = iter(changed)
     data = {name: data for _, name, data in graph.state}
@@ -215,8 +219,8 @@ def _finish(nodes: list[Any], graph: ModuleGraph, values: dict[str, Any], result
         for path, name in after.state
     ]
     returned: Any = ()
-    # Only changed values are written, because a module of an outer trace may be read. A merge
-    # writes every object of the graph, and Flax raises for one of an outer trace.
+    # If the graph is unchanged, only changed values are written: Flax raises an error if an object
+    # of an outer trace is written, and a merge writes every object of the graph.
     if is_unchanged(after.graphdef, graph.graphdef):
         pairs = zip(state, graph.state, strict=True)
         moved = [item for item, (_, name, _) in pairs if raw_value(item[1]) is not values[name]]
@@ -224,16 +228,16 @@ def _finish(nodes: list[Any], graph: ModuleGraph, values: dict[str, Any], result
         if moved:
             check_writable(roots, [path for path, _ in moved])
         nnx.update(roots, nnx.from_flat_state(moved))
-    else:  # attributes came, went or changed, or the result holds NNX objects
+    else:  # the structure of objects changed, or the result holds objects
         check_writable(nodes)
         _, returned = merge_nodes(after.graphdef, state, inner=False)
     return after.arranged(out, returned)
 
 
 def holds_objects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """True for a call with NNX objects among its arguments, or in its function.
+    """Returns whether the function or an argument of a call holds NNX objects.
 
-    Objects of hijax variables are pytrees of values, and need not be split.
+    Objects with hijax variables do not count: they are pytrees of values, which need no split.
     """
     leaves = jax.tree_util.tree_leaves((args, kwargs, _open(fn)[1]), is_leaf=is_object)
     objects = [x for x in leaves if is_object(x)]
@@ -241,13 +245,13 @@ def holds_objects(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> boo
 
 
 def _name_of(path: Any, taken: Container[str]) -> str:
-    """Returns the path of a leaf for users, such as ``"0/dense/kernel"``."""
+    """Returns a unique path of a leaf in terms of the user's arguments: ``"0/dense/kernel"``."""
     root, *inside = path
-    # Bound arguments are in (args, kwargs) of their own, which users do not number.
+    # For a bound argument, the two indices into (args, kwargs) are replaced by "self".
     inside = inside[2:] if root.idx == _BOUND else inside
     name = jax.tree_util.keystr(tuple(inside), simple=True, separator="/")
     name = f"self/{name}".rstrip("/") if root.idx == _BOUND else name
-    while name in taken:  # a key may hold a "/" itself
+    while name in taken:  # two leaves may have one path if a key holds a "/"
         name += "'"
     return name
 
@@ -259,7 +263,7 @@ def _known(path: str, names: Container[str]) -> str:
 
 
 def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Returns ``fn`` without its bound arguments, and these; a module is an argument, too."""
+    """Splits ``fn`` into a function and its bound arguments; a module counts as bound."""
     if isinstance(fn, functools.partial):
         inner, (args, kwargs) = _open(fn.func)
         return inner, ((*args, *fn.args), {**kwargs, **fn.keywords})
@@ -273,13 +277,13 @@ def _open(fn: Any) -> tuple[Callable[..., Any], tuple[tuple[Any, ...], dict[str,
 def _param_predicate(
     fn: Any, params: Any, count: int, modules: Container[Any]
 ) -> Callable[[Any, Any], bool]:
-    """Returns the predicate of a leaf's path in (args, kwargs, bound) and of the leaf.
+    """Returns a predicate: is the leaf at a path in (args, kwargs, bound) a parameter?
 
     Args:
         fn: The function.
         params: As for `opened`.
         count: The number of positional arguments.
-        modules: The roots of the arguments that hold an ``nnx.Param``.
+        modules: The first two keys of the path of each argument that holds an ``nnx.Param``.
     """
     found: set[int] = set()
     if isinstance(params, tuple):
@@ -287,14 +291,14 @@ def _param_predicate(
 
     def is_param(path: Any, leaf: Any) -> bool:
         root, *inside = path
-        # A module that is `fn`, or bound to it, is the model.
+        # A module that is `fn` or is bound to it is the model.
         if root.idx == _BOUND:
             return True
-        # Batch statistics and counters are variables, too, and no parameters.
+        # Variables of other types, such as batch statistics, are no parameters.
         if params is None and isinstance(leaf, nnx.Variable):
             return isinstance(leaf, nnx.Param)
         if params is None:
-            return path[:2] in modules  # the part of the call, and the argument
+            return path[:2] in modules  # the first two keys are those of the argument
         if callable(params):
             return bool(params(jax.tree_util.keystr(tuple(inside), simple=True, separator="/")))
         return root.idx == _ARGS and inside[0].idx in found

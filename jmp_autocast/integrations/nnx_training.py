@@ -1,4 +1,4 @@
-"""float16 training of Flax NNX models: gradients of a scaled loss, steps that may be skipped."""
+"""float16 training of Flax NNX models: gradients of a scaled loss, and training steps."""
 
 from __future__ import annotations
 
@@ -21,22 +21,21 @@ def scaled_value_and_grad(
     argnums: int | nnx.DiffState | Sequence[int | nnx.DiffState] = 0,
     has_aux: bool = False,
 ) -> Callable[..., Any]:
-    """Like ``nnx.value_and_grad``, with gradients of the loss times a scale.
+    """Like ``nnx.value_and_grad``, but the gradients are multiplied by a loss scale.
 
     This is `jmp_autocast.scaled_value_and_grad` for functions of NNX modules: only parameters are
-    differentiated, and the changes of the call (batch statistics, RNG counters) are in the modules
-    afterwards.
+    differentiated, and the call updates the modules (batch statistics, RNG counters).
 
     Args:
-        fn: A function of modules that returns a floating scalar, or a pair of one and auxiliary
-            data; plain, or wrapped by this module's `autocast`.
-        argnums: As in ``nnx.value_and_grad``. The scale does not count.
+        fn: The loss, a function of modules that returns a floating scalar, or a pair of a floating
+            scalar and auxiliary data. It may be wrapped by this module's `autocast`.
+        argnums: As in ``nnx.value_and_grad``; the scale is not counted.
         has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
 
     Returns:
         A function ``(scale, *args, **kwargs) -> (value, grads)``. The scale is a number, or an
-        ``nnx.Optimizer`` of `jmp_autocast.dynamic_loss_scaling`. The loss is unscaled, and the
-        gradients are scaled, for the optimizer's ``update``.
+        ``nnx.Optimizer`` of `jmp_autocast.dynamic_loss_scaling`. The loss is unscaled. The
+        gradients are scaled; pass them to the optimizer's ``update``.
 
     Raises:
         TypeError: At the call: the loss is not a floating scalar, or ``has_aux`` is set and ``fn``
@@ -57,11 +56,11 @@ def scaled_value_and_grad(
 
 
 def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., Any]:
-    """Makes a training step with loss scaling, which leaves the whole model unchanged if skipped.
+    """Makes a training step with loss scaling; a skipped step leaves the model unchanged.
 
     The step scales the loss, differentiates, and updates. If a gradient is not finite, the
-    optimizer skips the step; BatchNorm statistics and other variables that the call has changed are
-    restored as well. RNG counters advance: the next step draws other numbers.
+    optimizer skips the step, and BatchNorm statistics and other variables that the call has changed
+    are restored. RNG counters still advance, so that the next step draws other numbers.
 
     Args:
         fn: As in `scaled_value_and_grad`; its first argument is the model.
@@ -69,8 +68,9 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
 
     Returns:
         A function ``(optimizer, model, *args, **kwargs) -> value`` for use in ``nnx.jit``. The
-        optimizer is an ``nnx.Optimizer`` of `jmp_autocast.dynamic_loss_scaling`; it and the model
-        are updated in place. ``value`` is the loss, or the pair of it and the auxiliary data.
+        optimizer is an ``nnx.Optimizer`` of `jmp_autocast.dynamic_loss_scaling`. The step updates
+        the optimizer and the model in place. ``value`` is the loss, or the pair of the loss and the
+        auxiliary data.
 
     Raises:
         TypeError: As `scaled_value_and_grad`.
@@ -103,7 +103,7 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
                 "step(optimizer, model, ...)."
             )
         before = _statistics(optimizer, model)
-        # The gradients are those of the variables that the optimizer updates.
+        # The loss is differentiated by the variables that the optimizer updates.
         gradient = scaled_value_and_grad(fn, nnx.DiffState(0, optimizer.wrt), has_aux)
         value, grads = gradient(optimizer, model, *args, **kwargs)
         optimizer.update(model, grads)
@@ -119,6 +119,6 @@ def train_step(fn: Callable[..., Any], has_aux: bool = False) -> Callable[..., A
 
 
 def _statistics(optimizer: nnx.Optimizer, model: Any) -> dict[Any, Any]:
-    """Returns the values of all variables but those of the optimizer and RNG streams, by path."""
+    """Returns, by path, the values of variables that no optimizer or RNG stream updates."""
     state = nnx.state(model, nnx.All(nnx.Not(optimizer.wrt), nnx.Not(nnx.RngState)))
     return {path: raw_value(leaf) for path, leaf in nnx.to_flat_state(state)}

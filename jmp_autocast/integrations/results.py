@@ -1,4 +1,4 @@
-"""The output dtype of a function that also returns state."""
+"""Applies an output dtype to the results of a function that also returns state."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from ..policies import FLOAT_DTYPES
 
 
 def without_output_dtype(options: Options) -> Options:
-    """Returns the options for a function that returns state beside its results.
+    """Returns the options with which a function that also returns state is run.
 
-    The state has to keep its dtypes, but an output dtype holds for all outputs. So the function
-    runs with ``"same"`` or ``"computed"``, and `cast_outputs` casts its results alone.
+    An output dtype applies to all outputs, but state must keep its dtypes. So the function runs
+    with ``"same"`` or ``"computed"``, and then `cast_outputs` casts only its results.
     """
     output_dtype = "computed" if options.output_dtype == "computed" else "same"
     return dataclasses.replace(options, output_dtype=output_dtype)
 
 
 def dtypes_of(tree: Any) -> list[Any]:
-    """Returns the dtypes of a tree's leaves, None for other leaves than arrays."""
+    """Returns the dtype of each leaf of a tree; None for a leaf that is no array."""
     return [getattr(x, "dtype", None) for x in jax.tree_util.tree_leaves(tree)]
 
 
 def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
-    """Returns the tree with its float32 and 16-bit leaves in the given dtypes, None for no cast."""
+    """Casts the float32 and 16-bit leaves of a tree to the given dtypes; None is no cast."""
     leaves, structure = jax.tree_util.tree_flatten(tree)
-    # An integer or a key is no number to round, and a float64 or float8 leaf was declared so.
+    # Integers, keys, and float64 or float8 leaves are never cast.
     cast = [
         x.astype(dtype) if {dtype, getattr(x, "dtype", None)} <= FLOAT_DTYPES else x
         for x, dtype in zip(leaves, dtypes, strict=True)
@@ -39,6 +39,6 @@ def cast_leaves(tree: Any, dtypes: Sequence[Any]) -> Any:
 
 
 def cast_outputs(out: Any, options: Options) -> Any:
-    """Casts results to an output dtype; ``"same"`` and ``"computed"`` change nothing."""
-    # "same" and "computed" are no dtypes, and cast nothing.
+    """Casts results to the output dtype of the options, if it is a dtype."""
+    # `cast_leaves` ignores "same" and "computed", which are no dtypes.
     return cast_leaves(out, [options.output_dtype] * len(dtypes_of(out)))

@@ -2,10 +2,10 @@
 
 optax_wrapper.py    optax transformations that unscale, skip a bad step and adapt the scale
 gradients.py        gradients of a scaled loss
-find_state.py       reads the scale and the skips out of any optimizer state
-scale.py            the scale itself: its first value, its growth and its backoff
+find_state.py       functions that read the scale and the skipped steps in an optimizer state
+scale.py            the state of a scale, and its growth and backoff
 unscale.py          the division of gradients by the scale, and the check that they are finite
-float16_weights.py  float32 parameters and state for the optimizer of float16 ones
+float16_weights.py  float32 parameters and state for the optimizer of float16 parameters
 check_arguments.py  errors for wrong arguments
 """
 

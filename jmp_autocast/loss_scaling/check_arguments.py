@@ -13,27 +13,27 @@ from jax.typing import ArrayLike
 
 from ..policies.errors import shown
 
-# A subnormal scale is refused: XLA:CPU takes it for zero (1e-40 * 3 is 0.0 in a jitted function),
-# and a division by it makes every gradient infinite or NaN.
+# A subnormal scale is refused: XLA:CPU flushes it to zero (1e-40 * 3 is 0.0 in a jitted function),
+# and a division by zero makes every gradient infinite or NaN.
 SMALLEST_SCALE = float(np.finfo(np.float32).tiny)
 LARGEST_SCALE = float(np.finfo(np.float32).max)
 MAX_COUNT = np.iinfo(np.int32).max
 
 
 def is_real(dtype: Any) -> bool:
-    """True for the dtypes of integers and floating numbers, those of ``ml_dtypes`` included."""
+    """Returns whether a dtype is an integer or float dtype, including those of ``ml_dtypes``."""
     return any(jnp.issubdtype(dtype, kind) for kind in (np.integer, np.floating))
 
 
 def check_scale(value: Any) -> None:
-    """Raises for a number that is not a normal, finite float32 number above 0."""
+    """Raises an error for a scale that is not a normal, finite float32 number above 0."""
     _check("scale", value, _is_scale, _A_SCALE)
 
 
 def check_configuration(**arguments: ArrayLike) -> dict[str, ArrayLike]:
     """Checks the arguments of `dynamic_scale`, and returns them.
 
-    JAX arrays are not checked: ``optax.inject_hyperparams`` passes traced ones.
+    The values of JAX arrays are not checked, because ``optax.inject_hyperparams`` passes tracers.
     """
     low = _as_stored("min_scale", arguments["min_scale"]) or SMALLEST_SCALE
     high = _as_stored("max_scale", arguments["max_scale"]) or LARGEST_SCALE
@@ -48,7 +48,7 @@ def check_configuration(**arguments: ArrayLike) -> dict[str, ArrayLike]:
     check("growth_interval", _is_count, "an integer of at least 1")
     check("min_scale", _is_scale, _A_SCALE)
     check("max_scale", lambda x: low <= x <= LARGEST_SCALE, above)
-    # init_scale is last: otherwise min_scale=inf would be reported as a wrong init_scale.
+    # init_scale is checked last. Otherwise min_scale=inf would be reported as a wrong init_scale.
     check("init_scale", lambda x: low <= x <= high, within)
     return arguments
 
@@ -65,7 +65,7 @@ def _is_count(number: float) -> bool:
 
 
 def _as_stored(name: str, value: Any) -> float | None:
-    """Returns a number in the dtype of the state; None for a JAX array, which may be traced."""
+    """Returns a number as the state stores it; None for a JAX array, which may be a tracer."""
     if isinstance(value, jax.Array | np.ndarray):
         if value.shape or not is_real(value.dtype):
             raise TypeError(
@@ -76,7 +76,7 @@ def _as_stored(name: str, value: Any) -> float | None:
             return None
     elif isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} must be a number, got {shown(value)}.")
-    # Bounds hold for the float32 number: 1e39 is finite in Python and infinite in the state.
+    # The rounded number is checked: 1e39 is finite in Python and infinite in the state.
     with np.errstate(over="ignore"):
         return float(value) if name == "growth_interval" else float(np.float32(value))
 

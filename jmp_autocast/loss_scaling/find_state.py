@@ -1,4 +1,4 @@
-"""Finds the loss scale inside any state that holds one."""
+"""Functions that read the loss scale inside an optimizer state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def loss_scale(opt_state: Any) -> jax.Array:
             ``optax.chain``, a Flax ``TrainState``, an ``nnx.Optimizer``.
 
     Returns:
-        float32 scalar array: the loss must be multiplied by it before the next ``update``.
+        float32 scalar array: the factor by which the next loss is multiplied.
 
     Raises:
         ValueError: ``opt_state`` holds no loss scale, or several.
@@ -88,11 +88,11 @@ def skipped_steps(opt_state: Any) -> jax.Array:
 
 
 def _comes_late(node: Any) -> bool:
-    """Returns whether a node is the state of a chain whose loss scaling is not its first part."""
+    """Returns whether a node is the state of a chain in which loss scaling is not first."""
     if type(node) is not tuple:
         return False
     places = [i for i, part in enumerate(node) if hasattr(part, "loss_scale")]
-    # A pair of parameters and a state is a tuple, too.
+    # Only states of optax count: a pair of parameters and a state is a tuple, too.
     before = node[: places[0]] if places else ()
     return any(type(part).__module__.startswith("optax.") for part in before)
 
@@ -117,7 +117,7 @@ _LATE = (
 
 
 def check_order(opt_state: Any, stacklevel: int) -> None:
-    """Warns of a transformation around or before the loss scaling that should be inside."""
+    """Warns of an optax transformation around or before the loss scaling that belongs inside."""
     for kind, message in _AROUND.items():
         nodes = jax.tree.leaves(opt_state, is_leaf=lambda node, kind=kind: isinstance(node, kind))
         if any(isinstance(node, kind) and has_loss_scale(node) for node in nodes):
@@ -131,7 +131,7 @@ def only_loss_scale(opt_state: Any, where: str = "") -> ScaleState:
 
     Args:
         opt_state: The pytree.
-        where: The part of the error message behind the type of ``opt_state``.
+        where: Text that the error message adds after the type of ``opt_state``.
     """
     found = _found(opt_state)
     if len(found) == 1:
@@ -150,7 +150,7 @@ def only_loss_scale(opt_state: Any, where: str = "") -> ScaleState:
 
 
 def _instead(state: Any) -> str:
-    """Returns the fix for a value without a loss scale."""
+    """Returns the fix to suggest for a value without a loss scale."""
     if callable(getattr(state, "init", None)) and callable(getattr(state, "update", None)):
         return " This is the optimizer: pass its state, opt_state = tx.init(params)."
     parts = state if isinstance(state, tuple | list) else ()

@@ -1,7 +1,7 @@
-"""float16 parameters: float16 does not hold the state of an optimizer.
+"""float32 parameters and state for the optimizer of float16 parameters.
 
-Adam adds 0.001 g**2 to its second moment, which is zero in float16 for gradients below 5e-3: steps
-grew to 25 times the learning rate.
+float16 is too narrow for an optimizer's state. Adam adds 0.001 g**2 to its second moment, which is
+zero in float16 for gradients g below 5e-3, and steps grew to 25 times the learning rate.
 """
 
 from __future__ import annotations
@@ -13,14 +13,17 @@ import jax.numpy as jnp
 
 
 def float32_state(inner_state: Any, params: Any) -> Any:
-    """Returns an optimizer's state with float32 in place of float16, if a weight is float16."""
+    """Returns the state with its float16 leaves in float32 if a parameter is float16."""
     if not any(map(_is_float16, jax.tree.leaves(params))):
         return inner_state
     return jax.tree.map(_as_float32, inner_state)
 
 
 def as_read_by(inner_state: Any, params: Any) -> Any:
-    """Returns the weights for an optimizer: float32, unless it stores the 16-bit ones itself."""
+    """Returns the parameters for the inner optimizer, with float16 leaves in float32.
+
+    An optimizer that stores 16-bit weights itself gets them unchanged.
+    """
 
     def stores(node: Any) -> bool:
         return getattr(node, "stores_16_bits", False)

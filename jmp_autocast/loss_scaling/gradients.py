@@ -34,9 +34,9 @@ def scaled_value_and_grad(
     The result takes one more argument in front: the scale, or an optimizer state that holds one.
     ``argnums`` counts the arguments of ``fn`` and leaves the scale out.
 
-    The scale is applied in float32, so that a float16 loss of 2.0 times 65536 does not overflow.
-    The cotangent of a float16 loss is float16 and does not overflow either: it is a power of two
-    close to the scale, at most 2**15, and the gradients are multiplied by the rest.
+    The loss is scaled in float32, so that a float16 loss of 2.0 times 65536 does not overflow. The
+    cotangent of a float16 loss is float16, so it is a power of two near the scale and at most
+    2**15. The gradients are then multiplied by the scale divided by this cotangent.
 
     Args:
         fn: A function that returns a floating scalar, or a floating scalar and auxiliary data.
@@ -44,15 +44,15 @@ def scaled_value_and_grad(
         has_aux: Whether ``fn`` returns a pair of the loss and auxiliary data.
 
     Returns:
-        A function ``(scale, *args, **kwargs) -> (value, grads)``. ``value`` is the loss of ``fn``,
-        not scaled and in its own dtype, or the pair of it and the auxiliary data. ``grads`` are
-        scaled, for the ``update`` of an optimizer made with `dynamic_loss_scaling`.
+        A function ``(scale, *args, **kwargs) -> (value, grads)``. ``value`` is the unscaled loss in
+        its own dtype, or the pair of that loss and the auxiliary data. ``grads`` are scaled: pass
+        them to the ``update`` of an optimizer made with `dynamic_loss_scaling`.
 
     Raises:
         TypeError: ``fn`` is not callable, or ``argnums`` are not positions. At the call: the loss
             is not a floating scalar, or ``has_aux`` is set and ``fn`` returns no pair.
-        ValueError: At the call: the optimizer state holds no loss scale or several, or the scale
-            is a number that is not above 0 and finite.
+        ValueError: At the call: the optimizer state holds no loss scale or several, or the scale is
+            a number that is not finite and above 0.
 
     Example:
         >>> import jax.numpy as jnp
@@ -108,11 +108,11 @@ def scaled_by(
     fn: Callable[..., Any],
     has_aux: bool,
 ) -> Callable[..., Any]:
-    """Makes `scaled_value_and_grad` of any gradient transformation, such as ``nnx.grad``.
+    """Returns ``scaled_value_and_grad(fn)`` for any gradient transformation, such as ``nnx.grad``.
 
     Args:
-        gradient_of: From a function that returns a pair of a scalar and auxiliary data to the
-            function that returns its gradients and the data.
+        gradient_of: The gradient transformation. It takes a function that returns a scalar and
+            auxiliary data, and returns a function that returns gradients and the data.
         fn: As in `scaled_value_and_grad`.
         has_aux: As in `scaled_value_and_grad`.
     """
@@ -125,8 +125,8 @@ def scaled_by(
         def scaled(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
             out = fn(*args, **kwargs)
             value = _checked_loss(out, has_aux, fn)
-            # The product is float32: in float16 it would overflow from a loss of 1.0 on. Its
-            # derivative, the factor, is then rounded to float16 when it enters ``fn``.
+            # The product is float32, because in float16 a loss of 1.0 would overflow. The cotangent
+            # of a float16 loss is the factor, rounded to float16.
             wide = jnp.float32 if value.dtype.itemsize < 4 else value.dtype
             return value.astype(wide) * _cotangent(factor, value.dtype).astype(wide), out
 
@@ -140,7 +140,7 @@ def scaled_by(
 
 
 def _as_float32_scalar(scale: Any, fn: Callable[..., Any], args: tuple[Any, ...]) -> jax.Array:
-    """Returns a number, an array or the scale inside an optimizer state as a float32 scalar."""
+    """Returns the scale as a float32 scalar, from a number, an array or an optimizer state."""
     if isinstance(scale, int | float) and not isinstance(scale, bool):
         check_scale(scale)
     if isinstance(scale, jax.Array | np.ndarray | np.generic | int | float | complex):
@@ -162,24 +162,25 @@ def _as_float32_scalar(scale: Any, fn: Callable[..., Any], args: tuple[Any, ...]
 
 
 def _cotangent(factor: jax.Array, dtype: Any) -> jax.Array:
-    """Returns the cotangent with which the backward pass of a loss of that dtype starts.
+    """Returns the cotangent of a loss of dtype ``dtype``, with which the backward pass starts.
 
-    It is the scale itself for float32 and wider. A 16-bit dtype holds only some scales: 65536 is
-    infinite in float16, and 1000.3 would be rounded. There it is the largest power of two that is
-    not above the scale, within the normal range of the dtype.
+    For float32 and wider dtypes it is the scale. A 16-bit dtype holds only some scales: 65536 is
+    infinite in float16, and 1000.3 would be rounded. So for a 16-bit dtype it is the largest power
+    of two up to the scale, within the normal range of the dtype.
     """
     if dtype.itemsize >= 4:
         return factor
     limits = jnp.finfo(dtype)
     largest = 2.0 ** math.floor(math.log2(float(limits.max)))  # 2**15 in float16
-    # A power of two is exact in every dtype, so that scale / cotangent, by which the gradients are
-    # multiplied, undoes it exactly. A cast to ``dtype`` and back would not do: XLA may remove it.
+    # The gradients are later multiplied by scale / cotangent, which is exact because the cotangent
+    # is a power of two. A cast to ``dtype`` and back would not round, because XLA may remove the
+    # pair.
     power_of_two = lax.reduce_precision(factor, exponent_bits=8, mantissa_bits=0)
     return jnp.clip(power_of_two, float(limits.smallest_normal), largest)
 
 
 def _multiplied(grads: Any, ratio: jax.Array) -> Any:
-    """Multiplies floating and complex leaves by a float32 scalar, 16-bit leaves in float32."""
+    """Multiplies floating and complex leaves by a scalar, in float32 or wider."""
 
     def multiplied(leaf: Any) -> Any:
         if not is_inexact(leaf):
@@ -191,7 +192,7 @@ def _multiplied(grads: Any, ratio: jax.Array) -> Any:
 
 
 def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
-    """Returns the loss in a result of ``fn``, or raises TypeError."""
+    """Returns the loss in a result of ``fn``; raises TypeError if it is no floating scalar."""
     name = getattr(fn, "__name__", repr(fn))
     if has_aux and not (isinstance(out, tuple | list) and len(out) == 2):
         found = "an array" if isinstance(out, jax.Array) else f"a {type(out).__name__}"
@@ -215,13 +216,13 @@ def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
 
 
 def _with_signature(wrapper: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives the wrapper the signature of ``fn`` with the scale in front."""
-    # `jax.jit(wrapper, static_argnames=...)` takes the positions of the names from the signature.
-    # The signature of ``fn``, which functools.wraps sets, is one position short.
+    """Gives the wrapper the signature of ``fn``, with a parameter for the scale in front."""
+    # `jax.jit(wrapper, static_argnames=...)` reads the positions of names from the signature.
+    # `functools.wraps` sets the signature of ``fn``, which lacks the position of the scale.
     signature = signature_of(fn)
     if signature is None:
         return wrapper
-    # Two parameters of one name are an error, and ``fn`` may have one called `scale`.
+    # ``fn`` may have a parameter called `scale`, and two of one name are an error.
     first = "scale"
     while first in signature.parameters:
         first += "_"

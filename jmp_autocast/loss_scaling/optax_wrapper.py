@@ -22,12 +22,11 @@ class LossScalingState(NamedTuple):
     """State of `dynamic_loss_scaling` and `static_loss_scaling`.
 
     Attributes:
-        loss_scale: The scale and all that decides how it changes, a named tuple of scalar arrays:
-            ``scale`` (float32), by which the loss is multiplied; ``good_steps`` (int32), the finite
-            steps in a row since it last moved; ``consecutive_skips`` and ``skipped_steps`` (int32),
-            the steps skipped in a row and since the start; and the arguments of
-            `dynamic_loss_scaling`: ``growth_factor``, ``backoff_factor``, ``growth_interval``,
-            ``min_scale`` and ``max_scale``.
+        loss_scale: A named tuple of scalar arrays: ``scale`` (float32), by which the loss is
+            multiplied; ``good_steps`` (int32), the finite steps in a row since the scale last
+            changed; ``consecutive_skips`` and ``skipped_steps`` (int32), the steps skipped in a row
+            and since the start; and the arguments of `dynamic_loss_scaling`: ``growth_factor``,
+            ``backoff_factor``, ``growth_interval``, ``min_scale`` and ``max_scale``.
         inner_state: The state of the inner transformation.
 
     Example:
@@ -55,48 +54,49 @@ def dynamic_loss_scaling(
     max_scale: ArrayLike = 2.0**24,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer for gradients of a scaled loss, with a scale that adapts.
+    """Wraps an optimizer so that it takes gradients of a scaled loss and adapts the scale.
 
-    ``update`` divides the gradients by the scale in float32. If all of them are finite, ``inner``
-    runs on them. If one is not, the step is skipped: the updates are -0.0 (so that even a parameter
-    of -0.0 keeps its bits), the state of ``inner`` keeps its bits, and the scale backs off. After
-    ``growth_interval`` finite steps in a row it grows. The defaults are those of PyTorch's
-    ``GradScaler``, which has no bounds: its scale can sink to 0, after which every parameter
-    becomes NaN.
+    ``update`` divides the gradients by the scale in float32. If all quotients are finite, ``inner``
+    runs on them. If one is not finite, the step is skipped: the updates are -0.0 (so that even a
+    parameter of -0.0 keeps its bits), the state of ``inner`` keeps its bits, and the scale backs
+    off. After ``growth_interval`` finite steps in a row the scale grows. The defaults are those of
+    PyTorch's ``GradScaler``, whose scale has no bounds and can sink to 0, after which every
+    parameter becomes NaN.
 
     A transformation inside ``inner`` sees unscaled gradients, so ``optax.clip_by_global_norm``
-    belongs there. A transformation chained before the wrapper sees scaled gradients:
-    `scaled_value_and_grad` warns, and the check covers its results.
+    belongs there. A transformation chained before the wrapper sees scaled gradients, and
+    `scaled_value_and_grad` warns. The check for finite gradients then applies to the results of
+    that transformation.
 
-    ``optax.MultiSteps`` belongs inside as well: it then adds up unscaled gradients, and a bad
-    micro-batch is left out. Around the wrapper, its accumulator would keep a NaN forever (optax
-    0.2.8 resets it by multiplying it with zero). Gradients that the program itself adds up before
-    one ``update`` share a scale, and one bad gradient drops their sum. ``optax.apply_if_finite``
-    also belongs inside: around the wrapper it hides bad steps from the scale.
+    ``optax.MultiSteps`` belongs inside as well: it then adds up unscaled gradients, without those
+    of a skipped micro-batch. If it is around the wrapper, its accumulator keeps a NaN forever
+    (optax 0.2.8 resets it by multiplying it with zero). If the program itself adds up gradients
+    before an ``update``, one bad gradient skips the whole sum. ``optax.apply_if_finite`` also
+    belongs inside: around the wrapper, it hides bad steps from the scale.
 
-    float16 parameters are float32 for ``inner``, and so are its moments: in float16, Adam's second
-    moment of gradients below 5e-3 is zero. Updates of 16-bit parameters are float32:
-    ``optax.apply_updates`` rounds the sum to 16 bits, ``eqx.apply_updates`` returns float32
-    parameters. `jmp_autocast.optimizers.master_weights` inside the wrapper keeps the rounding
-    errors.
+    ``inner`` gets float16 parameters in float32, and keeps float32 moments for them: in float16,
+    Adam's second moment of gradients below 5e-3 is zero. Updates of 16-bit parameters are float32:
+    ``optax.apply_updates`` rounds the sum to 16 bits, while ``eqx.apply_updates`` returns float32
+    parameters. `jmp_autocast.optimizers.master_weights` inside the wrapper keeps the rounded
+    digits.
 
-    ``init`` reads the arguments; from then on they are part of the state, and of checkpoints:
+    ``init`` stores the arguments in the state, and so in checkpoints:
     ``state.loss_scale._replace(growth_interval=jnp.int32(500))`` changes one without a
-    recompilation. Arguments given as JAX arrays are read again by each ``update``, as
+    recompilation. An argument that is a JAX array replaces its stored value in each ``update``, as
     ``optax.inject_hyperparams`` needs.
 
     Args:
-        inner: Any optax transformation. Extra arguments of ``update`` reach it as they are, but
-            ``grad``, which line searches take, is unscaled like the gradients.
+        inner: Any optax transformation. It gets the extra arguments of ``update`` unchanged, except
+            ``grad`` (for line searches), which is unscaled like the gradients.
         init_scale: The first scale, within ``[min_scale, max_scale]``.
-        growth_factor: The scale is multiplied by it when it grows; above 1.
-        backoff_factor: The scale is multiplied by it on a skipped step; between 0 and 1.
+        growth_factor: The factor by which the scale grows; above 1.
+        backoff_factor: The factor by which a skipped step multiplies the scale; between 0 and 1.
         growth_interval: Consecutive finite steps after which the scale grows; an integer of at
             least 1.
         min_scale: Lower bound; a normal float32 number above 0.
         max_scale: Upper bound; a finite float32 number.
-        axis_name: Mapped axis or axes (``shard_map``, ``pmap``) over which one bad shard skips the
-            step everywhere. Under ``jit`` with sharded arrays none is needed.
+        axis_name: The mapped axis or axes of ``shard_map`` or ``pmap``: if one shard has a bad
+            gradient, all skip the step. Sharded arrays under ``jit`` need no name.
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `LossScalingState`.
@@ -128,7 +128,7 @@ def dynamic_loss_scaling(
     """
     make_scale = functools.partial(
         dynamic_scale,
-        init_scale,  # not by its name: no field of the state has it
+        init_scale,  # by position: the state has no field of this name
         growth_factor=growth_factor,
         backoff_factor=backoff_factor,
         growth_interval=growth_interval,
@@ -145,9 +145,9 @@ def static_loss_scaling(
     *,
     axis_name: AxisName = None,
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer for gradients of a scaled loss, with a scale that never changes.
+    """Wraps an optimizer so that it takes gradients of a loss times a constant scale.
 
-    Apart from the scale it equals `dynamic_loss_scaling`: it skips bad steps, too.
+    It skips steps whose gradients are not finite, as `dynamic_loss_scaling` does.
 
     Args:
         inner: Any optax transformation.
@@ -180,18 +180,18 @@ def _loss_scaling(
     make_scale: functools.partial[ScaleState],
     axis_name: AxisName,
 ) -> optax.GradientTransformationExtraArgs:
-    """Makes the transformation, for a scale that adapts and for one that does not.
+    """Returns the transformation for `dynamic_loss_scaling` or `static_loss_scaling`.
 
     Args:
         name: The public function, for error messages.
         inner: The transformation that gets the unscaled gradients.
-        make_scale: Makes the scale before the first step.
-        axis_name: Mapped axis or axes over which one bad shard counts for all.
+        make_scale: A function that returns the scale before the first step.
+        axis_name: As in `dynamic_loss_scaling`.
     """
-    make_scale()  # to raise errors of the arguments here, and not first in `init`
-    # optax.inject_hyperparams makes a new transformation in each step, with traced arrays: the
-    # values of this step, which replace those in the state. A number must not replace them, or
-    # `state._replace(growth_interval=...)` would have no effect.
+    make_scale()  # raises errors about the arguments now, not in `init`
+    # optax.inject_hyperparams makes a new transformation in each step, whose arguments are traced
+    # arrays with the values for this step. These replace the values in the state. A plain number
+    # does not, or `state._replace(growth_interval=...)` would have no effect.
     arrays = {key: x for key, x in make_scale.keywords.items() if isinstance(x, jax.Array)}
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise TypeError(
@@ -224,9 +224,9 @@ def _loss_scaling(
         divisor = jnp.asarray(scale.scale, jnp.float32)
         finite = all_finite(divisor, updates, axis_name)
 
-        # The gradients are divided a second time in here: XLA fuses the division into the
-        # optimizer, and stores no float32 copy of the gradients. It is jitted so that the optimizer
-        # is traced once, and not for each way in `_if_finite`.
+        # `run` divides the gradients again, after `all_finite`: XLA fuses this division into the
+        # optimizer, and stores no float32 copy of the gradients. `run` is jitted so that the
+        # optimizer is traced once, although `_if_finite` calls it twice.
         @jax.jit
         def run(grads: optax.Updates, inner_state: optax.OptState) -> tuple[Any, Any]:
             unscaled = {n: unscale(divisor, extra_args[n]) for n in ("grad",) if n in extra_args}
@@ -243,7 +243,7 @@ def _loss_scaling(
 
 
 def _instead(inner: Any) -> str:
-    """Returns the fix for a value that is no optax transformation."""
+    """Returns the fix to suggest for a value that is no optax transformation."""
     if isinstance(inner, type) or callable(inner):
         name = getattr(inner, "__name__", "")
         return f" Call it first: {name}(...)." if hasattr(optax, name) else ""
@@ -257,10 +257,10 @@ def _instead(inner: Any) -> str:
 def _if_finite(
     finite: jax.Array, run: Callable[..., Any], grads: optax.Updates, inner_state: optax.OptState
 ) -> tuple[optax.Updates, optax.OptState]:
-    """Runs the optimizer if the gradients are finite, and else keeps its state.
+    """Runs the optimizer if the gradients are finite; otherwise keeps its state.
 
-    There are two ways, which give the same bits: a conditional skips the work; a selection does it
-    and drops the results.
+    There are two forms with the same results. A conditional skips the optimizer; a selection always
+    runs it, and drops its results if the gradients are not finite.
 
     Args:
         finite: bool scalar.
@@ -281,19 +281,19 @@ def _if_finite(
     program, (out_types, _) = jax.make_jaxpr(run, return_shape=True)(grads, inner_state)
     if not _may_run_on_bad_gradients(program):
         return conditional(grads, inner_state)
-    # Bytes that a step with adamw moves, relative to plain adamw, 124M parameters, compiled for a
-    # TPU v5e: conditional 1.57, selection 1.14, which is one more pass over the gradients, for the
-    # check. A TPU keeps the conditional and stores the updates that it hands out (498 MB); a
-    # selection is fused into the optimizer. Around clip and adamw the selection is free: norm and
-    # check share their pass. On an H100 both are 1.14. XLA:CPU fuses the selection badly: 4.7 times
-    # the time of adam, and 2.5 times with the conditional (benchmarks/compilers, loss_scale.py).
+    # The bytes that a step moves, relative to plain adamw with 124M parameters on a TPU v5e, are
+    # 1.57 with the conditional and 1.14 with the selection. The selection adds one pass over the
+    # gradients, for the check; around clip and adamw it adds nothing, because the norm and the
+    # check share a pass. The conditional also stores the updates that it returns (498 MB). On an
+    # H100 both forms move 1.14. XLA:CPU fuses the selection badly: a step takes 4.7 times as long
+    # as adam, and 2.5 times with the conditional (benchmarks/compilers, loss_scale.py).
     return lax.platform_dependent(grads, inner_state, cpu=conditional, default=selection)
 
 
 def _may_run_on_bad_gradients(jaxpr: Any) -> bool:
-    """Returns whether the jaxpr of an optimizer may run on gradients that are NaN or infinite."""
-    # `jax.debug.print` would print on a skipped step, too. And a `while`, as in line searches, may
-    # wait for a NaN to fall below a bound, and so never end.
+    """Returns whether an optimizer's jaxpr may run on gradients that are NaN or infinite."""
+    # An effect, such as `jax.debug.print`, would also happen on a skipped step. A `while`, as in a
+    # line search, may never end: a NaN never falls below a bound.
     if jaxpr.effects:
         return False
     for eqn in jaxpr.eqns:
@@ -307,22 +307,22 @@ def _may_run_on_bad_gradients(jaxpr: Any) -> bool:
 
 
 def _select(finite: jax.Array, new: jax.Array, old: jax.Array) -> jax.Array:
-    """Returns ``new`` where ``finite`` is True, and else ``old``, bit for bit."""
-    # `jnp.where` would be a call of its own for each of the leaves: 148 arrays took 0.95 s to
-    # trace, not 0.81.
+    """Returns the bits of ``new`` if ``finite`` is True, else those of ``old``."""
+    # `jnp.where` adds a jitted call for each leaf: 148 arrays took 0.95 s to trace, not 0.81.
     return lax.select_n(finite, old, new)
 
 
 def _update_of_nothing(leaf: Any) -> jax.Array:
     """Returns an update that keeps every bit of its parameter."""
-    # -0.0 + -0.0 is -0.0, and 0.0 + -0.0 is 0.0; with an update of 0.0, -0.0 + 0.0 would be 0.0.
+    # -0.0 + -0.0 is -0.0, and 0.0 + -0.0 is 0.0. An update of 0.0 would turn -0.0 into 0.0.
     zeros = jnp.zeros_like(leaf)
     return -zeros if jnp.issubdtype(zeros.dtype, jnp.inexact) else zeros
 
 
 def _with_dtype_of(old: Any, new: Any) -> Any:
-    """Casts a new leaf of the inner state to the dtype of the old one."""
-    # Gradients of bfloat16 parameters arrive in float32. Without the cast, Adam's bfloat16 moments
-    # would become float32 in the first step: twice the memory, and a second compilation.
+    """Casts a new leaf of the inner state to the dtype of the old leaf."""
+    # The unscaled gradients of bfloat16 parameters are float32. Without this cast, Adam's bfloat16
+    # moments would become float32 in the first step, with twice the memory and a second
+    # compilation.
     dtype = jnp.result_type(old)
     return new if jnp.result_type(new) == dtype else new.astype(dtype)

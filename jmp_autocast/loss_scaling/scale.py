@@ -1,4 +1,4 @@
-"""The loss scale: its first value, its growth and its backoff."""
+"""The state of a loss scale, and its growth and backoff after a step."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _COUNTS = ("good_steps", "consecutive_skips", "skipped_steps", "growth_interval"
 
 
 class ScaleState(NamedTuple):
-    """A loss scale and the numbers that decide how it changes, each field a scalar array.
+    """A loss scale and the numbers that decide how it changes; each field is a scalar array.
 
     `LossScalingState` describes the fields. The configuration is part of the state, as in the
-    ``state_dict`` of PyTorch's ``GradScaler``: a checkpoint brings it along, and a program may
-    change it without a recompilation.
+    ``state_dict`` of PyTorch's ``GradScaler``: a checkpoint holds it, and a program may change it
+    without a recompilation.
     """
 
     scale: jax.Array
@@ -35,15 +35,15 @@ class ScaleState(NamedTuple):
 
 
 def dynamic_scale(init_scale: ArrayLike, **configuration: ArrayLike) -> ScaleState:
-    """Returns a scale that adapts, by the numbers among the arguments of `dynamic_loss_scaling`."""
+    """Returns the first state of a scale that adapts; `dynamic_loss_scaling` has the arguments."""
     return _start(**check_configuration(init_scale=init_scale, **configuration))
 
 
 def static_scale(scale: ArrayLike) -> ScaleState:
-    """Returns a scale that never changes."""
+    """Returns the state of a scale that never changes."""
     check_scale(scale)
-    # With factors of 1 and equal bounds `adjusted` returns the same scale in any case, so that no
-    # other code depends on whether a scale is static.
+    # With factors of 1 and equal bounds, `adjusted` always returns the same scale, so that no other
+    # code has to know whether a scale is static.
     return _start(
         scale,
         growth_factor=1.0,
@@ -57,28 +57,28 @@ def static_scale(scale: ArrayLike) -> ScaleState:
 def adjusted(state: ScaleState, finite: jax.Array) -> ScaleState:
     """Adapts the scale after a step, as PyTorch's ``GradScaler.update`` does.
 
-    After a finite step the count of good steps goes up by one; when it reaches
-    ``growth_interval``, the scale grows and the count restarts. After a skipped step the scale
-    backs off and the count restarts. Unlike in PyTorch, the scale stays within
-    ``[min_scale, max_scale]``; a ``growth_interval`` that was lowered below the count still makes
-    the scale grow; a scale that is NaN, zero or infinite returns into that range.
+    After a finite step the count of good steps goes up by one; when it reaches ``growth_interval``,
+    the scale grows and the count restarts. After a skipped step the scale backs off and the count
+    restarts. There are three differences from PyTorch. The scale stays within ``[min_scale,
+    max_scale]``. A scale that is NaN, zero or infinite returns to that range. If
+    ``growth_interval`` is lowered below the count, the scale still grows.
 
     Args:
         state: The scale before the step.
         finite: bool scalar: whether the gradients of the step were finite.
     """
-    # A user may write `state._replace(scale=1024)`, and a restored checkpoint may hold NumPy
-    # arrays. NumPy would warn if `scale * growth_factor` overflows, and promote to int64 and
+    # The state may hold NumPy arrays or numbers, after a restore or `state._replace(scale=1024)`.
+    # In NumPy, an overflow of `scale * growth_factor` would warn, and dtypes would become int64 and
     # float64.
     old = _as_state(jnp.asarray, state._asdict())
     good_steps = optax.safe_increment(old.good_steps)
-    # PyTorch compares with ==; with >= a lowered interval is reached too.
+    # PyTorch compares with ==. With >= the scale also grows if the interval was lowered.
     grow = good_steps >= old.growth_interval
     grown = old.scale * old.growth_factor
-    # 3e38 * 2 is infinite in float32, and PyTorch keeps the scale there as well.
+    # If the grown scale is infinite, as 3e38 * 2 is in float32, the scale stays, as in PyTorch.
     grown = jnp.minimum(jnp.where(jnp.isfinite(grown), grown, old.scale), old.max_scale)
-    # jnp.clip would return NaN for a scale of NaN. Each comparison with NaN is False, so that
-    # this order of the operands gives min_scale.
+    # For a scale of NaN, jnp.clip would return NaN. Here the comparison with NaN is False, which
+    # selects min_scale.
     backed_off = old.scale * old.backoff_factor
     backed_off = jnp.where(backed_off >= old.min_scale, backed_off, old.min_scale)
     backed_off = jnp.where(backed_off <= old.max_scale, backed_off, old.max_scale)
@@ -91,14 +91,14 @@ def adjusted(state: ScaleState, finite: jax.Array) -> ScaleState:
 
 
 def _start(init_scale: ArrayLike, **configuration: ArrayLike) -> ScaleState:
-    """Returns the state before the first step; the arguments are not checked."""
+    """Returns the state before the first step, for checked arguments."""
     counts = dict.fromkeys(("good_steps", "consecutive_skips", "skipped_steps"), 0)
     # jnp.array copies. With jnp.asarray, `static_scale` would put one buffer into three fields, and
-    # a step that donates its state would donate that buffer three times, which is an error.
+    # a step cannot donate one buffer three times.
     return _as_state(jnp.array, {"scale": init_scale, **counts, **configuration})
 
 
 def _as_state(convert: Callable[..., jax.Array], fields: Mapping[str, Any]) -> ScaleState:
-    """Returns a state of its fields, each converted to an array of the field's dtype."""
+    """Returns a state with each field converted to an array of its dtype, int32 or float32."""
     dtypes = {name: jnp.int32 if name in _COUNTS else jnp.float32 for name in fields}
     return ScaleState(**{name: convert(value, dtypes[name]) for name, value in fields.items()})

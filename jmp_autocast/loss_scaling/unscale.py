@@ -15,34 +15,35 @@ AxisName = Hashable | tuple[Hashable, ...] | None
 
 
 def all_finite(scale: jax.Array, grads: Any, axis_name: AxisName) -> jax.Array:
-    """Returns whether the scale is usable, and all gradients are finite once divided by it.
+    """Returns whether the scale is valid and all gradients, divided by it, are finite.
 
-    The division decides: a finite scaled gradient may overflow in it.
+    The quotients are checked, because the division of a finite gradient may overflow.
 
     Args:
         scale: float32 scalar.
-        grads: A pytree of arrays; leaves that are neither floating nor complex do not count.
-        axis_name: Mapped axis or axes over which one bad shard counts for all.
+        grads: A pytree of arrays; leaves that are neither floating nor complex are not checked.
+        axis_name: Mapped axis or axes, over which the result is True only if it is True on all
+            shards.
     """
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads) if is_inexact(leaf)]
     finite = (scale >= SMALLEST_SCALE) & (scale <= LARGEST_SCALE)
     for leaf in leaves:
-        # A finite number times zero is 0; an infinity or a NaN times zero is NaN. The sum reads
-        # the leaf once and writes a scalar, where jnp.isfinite would write an array of bools.
+        # A finite number times zero is 0; an infinity or a NaN times zero is NaN. The sum reads the
+        # leaf once and writes a scalar, while jnp.isfinite would write an array of bools.
         finite &= jnp.sum(_unscaled_leaf(leaf, scale) * 0) == 0
     if axis_name is not None:
-        # A minimum over the axis: `&` has no collective of its own.
+        # The minimum stands for a logical "and", for which there is no collective.
         finite = lax.pmin(finite.astype(jnp.int32), axis_name) > 0
     return finite
 
 
 def unscale(scale: jax.Array, grads: Any) -> Any:
-    """Divides gradients by the scale in float32; leaves that are no float pass through."""
+    """Divides floating and complex leaves by the scale, in float32 or wider."""
     return jax.tree.map(lambda leaf: _unscaled_leaf(leaf, scale), grads)
 
 
 def is_inexact(leaf: Any) -> bool:
-    """True for floating and complex leaves, which a scale multiplies."""
+    """Returns whether a leaf is floating or complex, so that a scale applies to it."""
     return jnp.issubdtype(jax.dtypes.result_type(leaf), jnp.inexact)
 
 
@@ -54,6 +55,6 @@ def _unscaled_leaf(leaf: Any, scale: jax.Array) -> Any:
 
 
 def at_least_float32(leaf: jax.Array) -> jax.Array:
-    """Returns a floating or complex leaf, one that is narrower than float32 as float32."""
-    # jnp.promote_types(float8_e4m3fn, float32) is an error: float8 types do not promote.
+    """Returns a floating or complex leaf, cast to float32 if it is narrower."""
+    # jnp.promote_types cannot find the dtype: it raises for float8 dtypes.
     return leaf if leaf.dtype.itemsize >= 4 else leaf.astype(jnp.float32)

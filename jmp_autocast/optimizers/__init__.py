@@ -1,10 +1,10 @@
 """Weights that are stored, and trained, in 16 bits.
 
 weights.py       optax transformations: master weights, Kahan summation, stochastic rounding
-wide_params.py   float32 weights out of 16-bit ones and their optimizer state, and back into it
-storing.py       the common part of the three transformations of weights
-rounding.py      float32 to 16 bits: to the nearest, and stochastically
-draws.py         keys and random bits, such that a GPU updates one array after another
+wide_params.py   conversion between float32 weights and 16-bit weights with their optimizer state
+storing.py       the common part of the three transformations
+rounding.py      rounding from float32 to 16 bits, to the nearest value or stochastically
+draws.py         keys and random bits, made so that a GPU updates one array after another
 """
 
 from .weights import (

@@ -1,12 +1,12 @@
-"""Keys and random bits, drawn so that kernels for different arrays share no operand on a GPU.
+"""Keys and random bits, made so that GPU kernels for different arrays share no operand.
 
-XLA for GPUs merges kernels that read the same array, however small. `jax.random.bits` numbers the
-elements by a vector that all arrays of one width share, and `jax.random.split` returns one array of
-keys: one kernel then updates all matrices, and their gradients are alive at the same time. A common
-scalar operand merges nothing.
+XLA for GPUs merges kernels that read the same array, however small. `jax.random.bits` counts the
+elements with a vector that all arrays of one width share, and `jax.random.split` returns one array
+of keys. With these, one kernel updates all matrices, and all their gradients are alive at the same
+time. Kernels that share only scalars are not merged.
 
-Both functions are traced once for each count and shape: 444 draws took 0.5 s more, and outside of a
-jit each call traced its branches again.
+`split` and `bits` are jitted, so that each is traced once for a count or shape. Without ``jit``,
+444 draws took 0.5 s more, and each eager call traced its branches again.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from jax import lax
 
 from ..interpreters.compat.hashing import threefry_bits
 
-_COUNTABLE = 2**32  # the elements of an array that one word numbers
+_COUNTABLE = 2**32  # the number of elements that 32 bits can count
 
 
 def as_key(data: jax.Array) -> jax.Array:
-    """Returns the key of ``uint32[2]``."""
+    """Returns the threefry key with the data ``uint32[2]``."""
     return jax.random.wrap_key_data(data, impl="threefry2x32")
 
 
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def split(key: jax.Array, count: int) -> list[jax.Array]:
-    """Returns the data of ``count`` keys, of a threefry key of data ``uint32[2]``."""
+    """Splits a threefry key, given as ``uint32[2]`` data, into the data of ``count`` keys."""
     if not count:
         return []
 
@@ -39,9 +39,9 @@ def split(key: jax.Array, count: int) -> list[jax.Array]:
         keys = jax.random.split(as_key(key), count)
         return list(jax.random.key_data(keys))
 
-    # Each from scalars alone. Slices of one array, behind a barrier, are a kernel each: 565 kernels
-    # and not 315 for a GPT in 148 arrays. On a TPU each operation on a scalar is a kernel, 1,760
-    # and not 380 for six matrices: there all keys are one array.
+    # On a GPU, each key is computed from scalars: slices of one array behind a barrier are a kernel
+    # each, 565 and not 315 for a GPT in 148 arrays. A TPU makes one array of keys: each operation
+    # on a scalar is a kernel there, 1,760 and not 380 for six matrices.
     def one_by_one(key: jax.Array) -> list[jax.Array]:
         own = as_key(key)
         return [jax.random.key_data(jax.random.fold_in(own, n)) for n in range(count)]
@@ -51,7 +51,7 @@ def split(key: jax.Array, count: int) -> list[jax.Array]:
 
 @functools.partial(jax.jit, static_argnums=1, inline=True)
 def bits(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-    """Returns the bits of ``jax.random.bits`` as uint16, for the data of a threefry key."""
+    """Returns ``jax.random.bits`` in uint16 for the data of a threefry key."""
 
     def by_jax(key: jax.Array) -> jax.Array:
         return jax.random.bits(as_key(key), shape, jnp.uint16)

@@ -1,7 +1,7 @@
-"""Rounds float32 arrays to values of a 16-bit dtype, by arithmetic in float32.
+"""Rounds float32 arrays to the values of a 16-bit dtype; the results stay in float32.
 
-XLA removes a cast to 16 bits with a cast back (``xla_allow_excess_precision``), and with it the
-rounding error that the optimizer has to add later.
+Casts are not used: XLA may remove a cast to 16 bits and back (``xla_allow_excess_precision``), and
+the optimizer needs the rounding error.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from jax import lax
 from .draws import bits
 
 _EXPONENT = 0x7F800000  # the exponent bits of a float32
-_ONE_OVER = 254 << 23  # 2**k has exponent bits k + 127, and 1 / 2**k has 254 minus those
-# Below this a float32 cannot hold the distance between neighboring bfloat16 numbers as a normal
-# number, and XLA:CPU takes subnormal ones for zero.
+_ONE_OVER = 254 << 23  # 2**k has exponent bits k + 127; 1 / 2**k has 254 minus these
+# Below this number, the distance between neighboring bfloat16 numbers is subnormal in float32, and
+# XLA:CPU flushes subnormal numbers to zero.
 _SMALLEST = 2.0**-100
 
 
@@ -39,18 +39,18 @@ def to_nearest(x: jax.Array, dtype: np.dtype) -> jax.Array:
     rounded = lax.reduce_precision(x, info.nexp, info.nmant)
     if dtype != np.float16:
         return rounded
-    # reduce_precision returns zero for the subnormal numbers of float16: weights below 6e-5, which
-    # are multiples of 2**-24.
+    # reduce_precision returns zero for the subnormal numbers of float16, which are the multiples of
+    # 2**-24 below 6e-5.
     subnormal = jnp.abs(x) < float(info.smallest_normal)
     return jnp.where(subnormal, jnp.round(x * 2.0**24) * 2.0**-24, rounded)
 
 
 def stochastically(key: jax.Array, x: jax.Array, dtype: np.dtype) -> jax.Array:
-    """Rounds to one of the two nearest values of a 16-bit dtype, so that the mean is exact.
+    """Rounds at random to one of the two nearest values of a 16-bit dtype, with an unbiased mean.
 
-    A value that lies at 30 % of the way from one to the next becomes the next with a probability of
-    30 %, in steps of 2**-16. A float32 number has 16 bits more than a bfloat16 number: its mean is
-    exact.
+    A number at 30 % of the way from one value to the next is rounded to the next with a probability
+    of 30 %. Probabilities are multiples of 2**-16. For bfloat16 this makes the mean exact, because
+    float32 has 16 bits more.
 
     Args:
         key: A PRNG key.
@@ -73,7 +73,7 @@ def stochastically(key: jax.Array, x: jax.Array, dtype: np.dtype) -> jax.Array:
     smallest = max(float(info.smallest_normal), _SMALLEST)
     power = jnp.maximum(lax.bitcast_convert_type(power, jnp.float32), smallest)
     spacing = power * 2.0**-info.nmant
-    # The inverse is computed from bits: a TPU does not round a division exactly.
+    # The inverse is computed from bits, because the division on a TPU is not exact.
     inverse = np.uint32(_ONE_OVER) - lax.bitcast_convert_type(spacing, jnp.uint32)
     steps = x * lax.bitcast_convert_type(inverse, jnp.float32)
     below = jnp.floor(steps)
@@ -82,6 +82,6 @@ def stochastically(key: jax.Array, x: jax.Array, dtype: np.dtype) -> jax.Array:
 
 
 def _goes_up(key: jax.Array, probability: jax.Array) -> jax.Array:
-    """Draws 1.0 with the given probabilities, in steps of 2**-16, and else 0.0."""
+    """Draws 1.0 with the given probabilities, in steps of 2**-16, else 0.0."""
     draws = bits(jax.random.key_data(key), probability.shape)
     return (draws.astype(jnp.float32) < probability * 2.0**16).astype(jnp.float32)

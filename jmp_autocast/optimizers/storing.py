@@ -1,8 +1,9 @@
-"""The common part of transformations that store weights in 16 bits and update them in float32.
+"""The common part of the transformations that store weights in 16 bits.
 
-A scheme computes float32 weights from the 16-bit ones and its own state. The inner optimizer runs
-on those, in float32. The scheme then stores the sum of weights and updates, and the transformation
-returns the updates for which `optax.apply_updates` returns the stored weights.
+A scheme computes float32 weights from the 16-bit weights and its state. The inner optimizer runs on
+the float32 weights. The scheme rounds the updated weights to 16 bits and updates its state, for
+example with the rounding errors. The transformation returns the updates with which
+`optax.apply_updates` yields the rounded weights.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import optax
 from .rounding import to_nearest
 
 HALF_DTYPES = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
-NOTHING = optax.MaskedNode()  # optax's own value for a leaf that a state does not have
+NOTHING = optax.MaskedNode()  # optax's placeholder for a leaf that a state leaves out
 
 
 class Scheme(NamedTuple):
@@ -26,11 +27,13 @@ class Scheme(NamedTuple):
 
     Attributes:
         name: The public function, for messages.
-        state_type: The named tuple of the scheme's state and ``inner_state``.
-        start: From the parameters to the scheme's state.
-        read: From the parameters and the scheme's state to the parameters in float32.
-        write: From the parameters before the step, the scheme's state, and the float32 parameters
-            after it, to the stored values of 16-bit leaves, as float32, and the new state.
+        state_type: The class of the transformation's state: a named tuple of the scheme's state and
+            ``inner_state``.
+        start: A function from the parameters to the scheme's first state.
+        read: A function from the parameters and the scheme's state to the float32 parameters.
+        write: A function from the parameters before a step, the scheme's state and the float32
+            parameters after the step to the rounded 16-bit leaves (held in float32) and the new
+            state.
     """
 
     name: str
@@ -41,7 +44,7 @@ class Scheme(NamedTuple):
 
 
 def is_half(leaf: Any) -> bool:
-    """True for a float16 or bfloat16 array."""
+    """Returns whether a leaf is a float16 or bfloat16 array."""
     return getattr(leaf, "dtype", None) in HALF_DTYPES
 
 
@@ -51,7 +54,7 @@ def as_wide(leaf: Any) -> Any:
 
 
 def map_half(fn: Callable[..., Any], params: Any, *trees: Any) -> Any:
-    """Maps a function over the 16-bit leaves of a tree, and the same leaves of other trees."""
+    """Maps a function over the 16-bit leaves of ``params`` and the matching leaves of ``trees``."""
     leaves, structure = jax.tree.flatten(params, is_leaf=is_masked)
     columns = [jax.tree.leaves(tree, is_leaf=is_masked) for tree in trees]
     rows = zip(leaves, *columns, strict=True)
@@ -59,7 +62,7 @@ def map_half(fn: Callable[..., Any], params: Any, *trees: Any) -> Any:
 
 
 def is_masked(node: Any) -> bool:
-    """True for a leaf that a state does not have."""
+    """Returns whether a node is the placeholder of a leaf that a state leaves out."""
     return isinstance(node, optax.MaskedNode)
 
 
@@ -71,7 +74,7 @@ def _is_variable(node: Any) -> bool:
 def without_empty_variables(tree: Any) -> Any:
     """Returns a scheme's state without NNX variables that hold no array.
 
-    An ``nnx.Optimizer`` that is made under a mesh needs the shape of each of its variables.
+    Under a mesh, ``nnx.Optimizer`` reads the shape of each variable, which an empty one lacks.
     """
 
     def of(node: Any) -> Any:
@@ -83,7 +86,7 @@ def without_empty_variables(tree: Any) -> Any:
 def storing(
     inner: optax.GradientTransformation, scheme: Scheme
 ) -> optax.GradientTransformationExtraArgs:
-    """Returns the transformation of an optimizer that stores weights by a scheme."""
+    """Wraps an optimizer so that the weights are stored by a scheme."""
     if not (callable(getattr(inner, "init", None)) and callable(getattr(inner, "update", None))):
         raise TypeError(
             f"{scheme.name} wraps an optax gradient transformation such as optax.adam(1e-3), got "
@@ -92,7 +95,7 @@ def storing(
     inner = optax.with_extra_args_support(inner)
 
     def init(params: optax.Params) -> Any:
-        # The inner optimizer sees float32 parameters: its moments are float32.
+        # The inner optimizer sees float32 parameters, so that its moments are float32.
         kept = without_empty_variables(scheme.start(params))
         return scheme.state_type(kept, inner.init(jax.tree.map(as_wide, params)))
 
@@ -107,7 +110,7 @@ def storing(
         )
         target = jax.tree.map(lambda p, u: p + u.astype(p.dtype), wide, moves)
         stored, kept = scheme.write(params, kept, target)
-        # Other leaves get the update of the inner optimizer, to the bit.
+        # Leaves that are not in 16 bits get the update of the inner optimizer unchanged.
         out = jax.tree.map(
             lambda p, new, move: difference(p, new) if is_half(p) else move, params, stored, moves
         )
@@ -117,28 +120,28 @@ def storing(
 
 
 def difference(param: jax.Array, stored: jax.Array) -> jax.Array:
-    """Returns the float32 update that takes a 16-bit parameter to a stored value.
+    """Returns the float32 update that turns a 16-bit parameter into a stored value.
 
-    `optax.apply_updates` adds it in float32 and rounds the sum. The result is the stored value to
-    the bit, unless that is less than 2**-16 of the parameter: then it is off by up to 2**-25 of the
-    old parameter, because no float32 number is the difference of the two.
+    `optax.apply_updates` adds the update in float32 and rounds the sum, which gives exactly the
+    stored value. The exception is a stored value below 2**-16 of the parameter: float32 cannot hold
+    their difference, and the result is off by up to 2**-25 of the parameter.
 
     Args:
         param: float16 or bfloat16 array.
         stored: float32 array of values that the parameter's dtype holds.
     """
     wide = param.astype(jnp.float32)
-    # -0.0 keeps the sign of a parameter of -0.0.
+    # An update of -0.0 keeps the sign of a parameter of -0.0.
     return jnp.where(stored == wide, -0.0, stored - wide)
 
 
 def reached(param: jax.Array, stored: jax.Array) -> jax.Array:
-    """Returns a parameter after its update, as float32; see `difference`."""
+    """Returns the value of a parameter after the update of `difference`, as float32."""
     return to_nearest(param.astype(jnp.float32) + difference(param, stored), param.dtype)
 
 
 def _check_call(scheme: Scheme, state: Any, params: Any) -> None:
-    """Raises for arguments of ``update`` that do not belong to the transformation."""
+    """Raises an error if the state or parameters of ``update`` do not fit the transformation."""
     name, kind = scheme.name, scheme.state_type.__name__
     if not isinstance(state, scheme.state_type):
         raise TypeError(

@@ -1,4 +1,4 @@
-"""Optax transformations for weights that are stored in 16 bits."""
+"""The optax transformations for weights that are stored in 16 bits."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .draws import as_key, split
 from .rounding import stochastically, to_nearest
 from .storing import Scheme, as_wide, is_half, map_half, reached, storing
 
-# Also for float16 weights: float16 has no number below 6e-8, and a rounding error of a weight near
-# 1e-3 is at most 2e-7.
+# float16 weights have bfloat16 compensations as well: the smallest float16 number is 6e-8, and the
+# rounding error of a weight near 1e-3 is at most 2e-7.
 _COMPENSATION = np.dtype(jnp.bfloat16)
 
 
@@ -23,8 +23,8 @@ class MasterWeightsState(NamedTuple):
     """State of `master_weights`.
 
     Attributes:
-        master_params: The float32 weights; at leaves that are stored in float32 an
-            ``optax.MaskedNode``.
+        master_params: The float32 weights, with an ``optax.MaskedNode`` in place of each leaf that
+            is not stored in 16 bits.
         inner_state: The state of the inner transformation, made for float32 weights.
 
     Example:
@@ -36,7 +36,7 @@ class MasterWeightsState(NamedTuple):
         dtype('float32')
     """
 
-    stores_16_bits = True  # a loss scale passes it the weights in 16 bits
+    stores_16_bits = True  # with this, a loss-scaling wrapper passes 16-bit weights
 
     master_params: Any
     inner_state: optax.OptState
@@ -46,8 +46,8 @@ class KahanState(NamedTuple):
     """State of `kahan_summation`.
 
     Attributes:
-        compensation: The rounding errors of the weights, bfloat16; at leaves that are stored in
-            float32 an ``optax.MaskedNode``.
+        compensation: The rounding errors of the weights in bfloat16, with an ``optax.MaskedNode``
+            in place of each leaf that is not stored in 16 bits.
         inner_state: The state of the inner transformation, made for float32 weights.
 
     Example:
@@ -68,7 +68,7 @@ class StochasticRoundingState(NamedTuple):
     """State of `stochastic_rounding`.
 
     Attributes:
-        key: The PRNG key of the next step: the data of a threefry key, ``uint32[2]``, which every
+        key: The PRNG key of the next step, as the ``uint32[2]`` data of a threefry key, which every
             checkpoint library can save.
         inner_state: The state of the inner transformation, made for float32 weights.
 
@@ -90,15 +90,15 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
     """Wraps an optimizer so that 16-bit weights train like float32 weights.
 
     The float32 weights are in the optimizer state, 4 bytes per weight; the program reads 16-bit
-    copies. In bfloat16 the next number above 1 is 0.0078 away, and an update of less than half of
-    that has no effect; here such updates add up. With float32 gradients (`as_float32`) the run
-    equals that of float32 weights, bit for bit as long as XLA fuses multiplications and additions
-    of the optimizer alike in both programs. `storing.difference` describes the exception: weights
-    that shrink to 2**-16 of their value in one step.
+    copies. In bfloat16 the next number above 1 is 0.0078 away, and an update below half of this
+    distance has no effect; in the master weights such updates add up. With float32 gradients
+    (`as_float32`) the run equals a run with float32 weights, bit for bit if XLA fuses the
+    multiplications and additions of the optimizer in the same way in both programs. The exception
+    is a weight that shrinks to 2**-16 of its value in one step (`storing.difference`).
 
-    Weights that are stored in float32 are left to ``inner``. A 16-bit gradient is widened first.
-    The transformation comes last in a chain: a transformation after it would change only the stored
-    weights. ``optax.MultiSteps``, clipping and weight decay belong inside, in float32;
+    Float32 weights get the updates of ``inner`` unchanged. A 16-bit gradient is cast to float32
+    first. The transformation comes last in a chain: a transformation after it would change only the
+    stored weights. ``optax.MultiSteps``, clipping and weight decay belong inside, in float32;
     `jmp_autocast.dynamic_loss_scaling` belongs around it.
 
     Args:
@@ -106,14 +106,15 @@ def master_weights(inner: optax.GradientTransformation) -> optax.GradientTransfo
 
     Returns:
         An ``optax.GradientTransformationExtraArgs`` with a `MasterWeightsState`. Updates of 16-bit
-        weights are float32: ``optax.apply_updates`` rounds the sum to 16 bits, where
-        ``eqx.apply_updates`` makes float32 weights of it. In Equinox, write
+        weights are float32: ``optax.apply_updates`` rounds the sum to 16 bits, but
+        ``eqx.apply_updates`` returns float32 weights. For Equinox, use
         `jmp_autocast.integrations.equinox.apply_gradients`.
 
     Raises:
-        TypeError: ``inner`` is not a gradient transformation. At ``update``: the state is that of
+        TypeError: ``inner`` is not a gradient transformation. At ``update``: the state is from
             another transformation.
-        ValueError: At ``update``: there are no parameters, or the state was made for others.
+        ValueError: At ``update``: the parameters are missing, or the state was made for other
+            parameters.
 
     Example:
         >>> import jax.numpy as jnp
@@ -144,18 +145,19 @@ def _master(params: Any, master: Any) -> Any:
 
 
 def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer so that 16-bit weights train, with 2 more bytes per weight.
+    """Wraps an optimizer so that 16-bit weights keep small updates, with 2 more bytes per weight.
 
     The rounding error of a weight is kept in bfloat16, and added to the weight before the next
-    step. Both together are within 2**-17 of the exact sum, 2**-20 with float16 weights: an update
-    below that share of its weight may have no effect. Everything else is as in `master_weights`.
+    step. The weight and its error are together within 2**-17 of the exact sum (2**-20 for a float16
+    weight), so an update below this share of its weight may have no effect. Everything else is as
+    in `master_weights`.
 
     Args:
         inner: Any optax transformation. Its state is made for float32 weights.
 
     Returns:
-        An ``optax.GradientTransformationExtraArgs`` with a `KahanState`. Its updates are for
-        ``optax.apply_updates``, not for ``eqx.apply_updates``, as those of `master_weights`.
+        An ``optax.GradientTransformationExtraArgs`` with a `KahanState`. As with `master_weights`,
+        apply its updates by ``optax.apply_updates``, not by ``eqx.apply_updates``.
 
     Raises:
         TypeError: As in `master_weights`.
@@ -180,8 +182,8 @@ def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransf
 
     def write(params: Any, _: Any, target: Any) -> tuple[Any, Any]:
         stored = map_half(lambda p, t: to_nearest(t, p.dtype), params, target)
-        # The compensation starts from the weight that the update reaches, which may differ from
-        # ``stored``: see `difference`.
+        # The compensation is relative to the weight after the update, which may differ from
+        # ``stored`` (see `difference`).
         new = map_half(reached, params, stored)
         return stored, map_half(lambda _, t, n: (t - n).astype(_COMPENSATION), params, target, new)
 
@@ -190,7 +192,7 @@ def kahan_summation(inner: optax.GradientTransformation) -> optax.GradientTransf
 
 
 def missing(param: jax.Array, weight: jax.Array) -> jax.Array:
-    """Returns the compensation of a 16-bit parameter for its float32 weight."""
+    """Returns the rounding error of a 16-bit parameter against its float32 weight, in bfloat16."""
     return (weight - param.astype(jnp.float32)).astype(_COMPENSATION)
 
 
@@ -201,21 +203,21 @@ def _compensated(params: Any, compensation: Any) -> Any:
 def stochastic_rounding(
     inner: optax.GradientTransformation, *, seed: int = 0
 ) -> optax.GradientTransformationExtraArgs:
-    """Wraps an optimizer so that 16-bit weights train, without more bytes per weight.
+    """Wraps an optimizer so that 16-bit weights keep small updates on average, with no more bytes.
 
-    The sum of weight and update becomes one of the two nearest 16-bit numbers, the nearer one with
-    the higher probability, so that its mean is the sum itself. An update of a hundredth of the
-    distance to the neighbor moves one weight in a hundred. A weight that gets no update stays.
-    Everything else is as in `master_weights`.
+    The sum of weight and update is rounded at random to one of the two nearest 16-bit numbers. The
+    nearer number has the higher probability, so that the mean of the result is the sum. An update
+    of a hundredth of the distance to the neighbor moves one weight in a hundred. A weight that gets
+    no update stays. Everything else is as in `master_weights`.
 
     Args:
         inner: Any optax transformation. Its state is made for float32 weights.
         seed: The first PRNG key. Equal seeds give equal bits, on any number of devices.
 
     Returns:
-        An ``optax.GradientTransformationExtraArgs`` with a `StochasticRoundingState`. Its updates
-        are for ``optax.apply_updates``, not for ``eqx.apply_updates``, as those of
-        `master_weights`.
+        An ``optax.GradientTransformationExtraArgs`` with a `StochasticRoundingState`. As with
+        `master_weights`, apply its updates by ``optax.apply_updates``, not by
+        ``eqx.apply_updates``.
 
     Raises:
         TypeError: As in `master_weights`; or ``seed`` is no integer.
@@ -236,8 +238,8 @@ def stochastic_rounding(
         raise TypeError(f"stochastic_rounding takes an integer as its seed, got {seed!r}.")
 
     def start(_: Any) -> jax.Array:
-        # Always threefry, whose bits do not depend on the sharding of an array, and data and not a
-        # key: pickle and flax.serialization save that.
+        # The key is always threefry, whose bits do not depend on the sharding of an array. It is
+        # stored as data, which pickle and flax.serialization can save.
         return jax.random.key_data(jax.random.key(seed, impl="threefry2x32"))
 
     def write(params: Any, key: jax.Array, target: Any) -> tuple[Any, jax.Array]:
@@ -256,7 +258,7 @@ def _as_stored(params: Any, _: Any) -> Any:
 
 
 def _wide(weight: Callable[..., Any], params: Any, kept: Any) -> Any:
-    """Returns params with float32 weights, computed from the scheme's state, at 16-bit leaves."""
+    """Returns ``params`` with float32 weights, made by ``weight``, in place of 16-bit leaves."""
     return jax.tree.map(lambda p, w: w if is_half(p) else p, params, map_half(weight, params, kept))
 
 

@@ -1,4 +1,4 @@
-"""Reads float32 weights from 16-bit ones and their optimizer state, and writes them into it."""
+"""Conversion between float32 weights and 16-bit weights with their optimizer state."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ from .weights import (
 
 
 def as_float32(params: Any) -> Any:
-    """Returns parameters with their 16-bit leaves as float32, for float32 gradients of them.
+    """Returns parameters with their 16-bit leaves cast to float32, so that gradients are float32.
 
-    A gradient has the dtype of the array that it is taken by, and the gradient of a bfloat16 weight
-    is rounded to 8 bits. The gradient of the widened weights is the float32 accumulator of the
-    matmul: ``jax.grad(autocast(loss))(as_float32(params), batch)``. Under ``jit``, a weight that
-    `autocast` reads only in 16 bits gets no float32 copy: XLA removes the cast and its return.
+    JAX returns a gradient in the dtype of its parameter, so the gradient of a bfloat16 weight is
+    rounded to 8 bits of precision. The gradient of a widened weight is the float32 accumulator of
+    the matmul: ``jax.grad(autocast(loss))(as_float32(params), batch)``. Under ``jit``, a weight
+    that `autocast` reads only in 16 bits gets no float32 copy: XLA removes the cast to float32 and
+    back.
 
     Args:
         params: A pytree of arrays. Leaves that are neither float16 nor bfloat16 are not changed.
@@ -45,19 +46,20 @@ def as_float32(params: Any) -> Any:
 
 
 def float32_params(opt_state: Any, params: Any) -> Any:
-    """Returns the weights of a run with all their digits: for a checkpoint or an average.
+    """Returns the float32 weights of a run with all their digits, for a checkpoint or an average.
 
     Args:
-        opt_state: A state that holds one of `master_weights`, `kahan_summation` or
-            `stochastic_rounding`, at any depth.
-        params: The stored parameters that belong to it.
+        opt_state: An optimizer state that holds, at any depth, one state of `master_weights`,
+            `kahan_summation` or `stochastic_rounding`.
+        params: The parameters that belong to this state.
 
     Returns:
-        The parameters, 16-bit leaves in float32: the master weights, or the sums of weights and
-        compensations, or the stored weights.
+        The parameters with float32 in place of 16-bit leaves: the master weights of
+        `master_weights`, the sums of weights and compensations of `kahan_summation`, or the stored
+        weights of `stochastic_rounding`.
 
     Raises:
-        ValueError: There is no such state, or there are several.
+        ValueError: ``opt_state`` holds no such state, or several.
 
     Example:
         >>> import jax.numpy as jnp
@@ -79,27 +81,27 @@ def float32_params(opt_state: Any, params: Any) -> Any:
     (state,) = states
     own = _own(params, state)
     found = WIDE_READERS[type(state)](own, state[0])
-    # Leaves that the state leaves out are as stored.
+    # For a leaf that the state leaves out, the stored parameter has all the digits.
     return jax.tree.map(lambda p, w: as_wide(p) if is_masked(w) else w, params, found)
 
 
 def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
-    """Puts the digits of float32 weights into an optimizer state, before the first step.
+    """Puts the digits of float32 weights into a new optimizer state, before the first step.
 
-    Without it a run starts from the rounded weights.
+    Without this call, a run starts from the weights rounded to 16 bits.
 
     Args:
         opt_state: The result of ``init`` for ``params``, with a `MasterWeightsState` or
             `KahanState` at any depth.
         params: The stored parameters.
-        wide: The float32 weights; the 16-bit leaves of ``params`` are these, rounded.
+        wide: The float32 weights, whose rounded values are the 16-bit leaves of ``params``.
 
     Returns:
-        The state, with ``wide`` as its master weights, or their rounding errors as its
+        The state, with ``wide`` as its master weights or with the rounding errors as its
         compensation.
 
     Raises:
-        ValueError: ``wide`` has another structure or other shapes, or is not float32 where
+        ValueError: ``wide`` differs from ``params`` in structure or shapes, or is not float32 where
             ``params`` is in 16 bits.
 
     Example:
@@ -116,7 +118,8 @@ def start_from(opt_state: Any, params: Any, wide: Any) -> Any:
 
     def begin(state: Any) -> Any:
         if isinstance(state, MasterWeightsState):
-            # A copy: a step that donates its state must not delete the caller's weights.
+            # The weights are copied, because a step that donates its state would delete the
+            # caller's weights.
             copies = map_half(lambda _, w: jnp.array(w), _own(params, state), _own(wide, state))
             return state._replace(master_params=copies)
         if isinstance(state, KahanState):
@@ -132,9 +135,10 @@ def _is_state(node: Any) -> bool:
 
 
 def _own(params: Any, state: Any) -> Any:
-    """Returns the parameters that a state was made for, with the others masked as in the state.
+    """Returns ``params``, with the leaves that the state leaves out masked.
 
-    ``optax.masked`` and ``optax.multi_transform`` pass an optimizer a part of the parameters.
+    Inside ``optax.masked`` or ``optax.multi_transform``, an optimizer has a state for only a part
+    of the parameters.
     """
     if isinstance(state, StochasticRoundingState):
         return params

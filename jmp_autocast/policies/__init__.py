@@ -1,4 +1,4 @@
-"""Which operation runs in which precision: policies, rules, tables. Knows no interpreter."""
+"""Policies, rules and tables: which operation runs in which precision. Imports no interpreter."""
 
 from .cast_policy import FULL_POLICIES, CastPolicy, Decision, Rule, apply_rule
 from .dtypes import COMPUTE_DTYPES, FLOAT32, FLOAT_DTYPES, listed

@@ -10,17 +10,17 @@ from .errors import shown
 
 
 def is_function(value: Any) -> bool:
-    """True for a callable that is no class: passing a class is a mistake here."""
+    """Returns whether a value is callable and no class; passing a class is a mistake."""
     return callable(value) and not isinstance(value, type)
 
 
 def name_of(fn: Any) -> str:
-    """Returns a name for messages."""
+    """Returns the name of a function, or of a callable object's class, for messages."""
     return getattr(fn, "__name__", None) or type(fn).__name__
 
 
 def has_hash(fn: Any) -> bool:
-    """True if ``fn`` can be a key of a dict, such as JAX's trace cache."""
+    """Returns whether ``fn`` is hashable, as a key of a cache must be."""
     try:
         hash(fn)
     except TypeError:
@@ -37,28 +37,28 @@ def signature_of(fn: Callable[..., Any]) -> inspect.Signature | None:
 
 
 def positional_names(fn: Callable[..., Any]) -> list[str]:
-    """Returns the names of the positional parameters of a function, none without a signature."""
+    """Returns the names of a function's positional parameters, [] for one without a signature."""
     signature = signature_of(fn)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in signature.parameters.values() if p.kind in kinds] if signature else []
 
 
 def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
-    """Raises TypeError for a function of an option that takes not one argument, or has no hash.
+    """Raises TypeError if a function given as an option is not hashable or takes not one argument.
 
     Args:
         fn: The function.
         what: The name of the option, for the message.
         argument: The argument of the function, for the message.
     """
-    # Options are compared and hashed whenever a function is wrapped.
+    # A wrapper compares and hashes its options.
     if not has_hash(fn):
         raise TypeError(
             f"{what} must be hashable, got {shown(fn)}. Use a function, or define __hash__ beside "
             "__eq__."
         )
-    # A wrong number of arguments would show first in the middle of a trace, in frames that the
-    # user has not written.
+    # Without this check, a wrong number of arguments raises in the middle of a trace, with frames
+    # that the user has not written.
     signature = signature_of(fn)
     try:
         if signature is not None:

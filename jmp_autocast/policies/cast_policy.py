@@ -27,15 +27,15 @@ class CastPolicy(enum.Enum):
     Attributes:
         LOWER_PRECISION_FP: Operands are cast to the compute dtype.
         FP32: Operands are cast to float32, and the result is float32.
-        FP32_SET_OPT_DTYPE: A reduction: it accumulates in and returns float32. A cast of the
-            result in the user's code is an equation of its own, and stays.
-        FP32_APPEND_DTYPE: The operation is emitted again in the form that returns float32. A
-            matmul or convolution has such a form: its operands are cast to the compute dtype, and
-            it returns its float32 accumulator, never rounded. A ``scatter-add``, which carries its
-            adder as a jaxpr of a fixed dtype, is emitted with operands and adder in float32; any
+        FP32_SET_OPT_DTYPE: For a reduction: it accumulates in float32 and returns float32. If the
+            user's code casts the result, that cast is an equation of its own and stays.
+        FP32_APPEND_DTYPE: The operation is emitted in a form that returns float32. A matmul or
+            convolution has such a form: its operands are cast to the compute dtype, and it returns
+            its float32 accumulator without rounding. A ``scatter-add`` holds its addition as a
+            jaxpr of a fixed dtype, so it is emitted with operands and addition in float32. Any
             other operation runs as under ``FP32``.
-        PROMOTE: Between products, operands are cast to the widest dtype among those that vote,
-            elsewhere to float32.
+        PROMOTE: Between products, operands are cast to the widest dtype among the operands that
+            vote; elsewhere, to float32.
         KEEP: Operands keep the dtypes that the program declares.
 
     Example:
@@ -62,20 +62,20 @@ class Decision:
     """The decision of a rule function for one equation: a cast policy, or a function to emit.
 
     Args:
-        policy: The cast policy of the equation, None where ``emit`` is given.
-        output_dtype: The dtype of the float results, None for the dtype that the policy computes
-            in, or for the declared dtypes with ``emit``. A policy casts after the operation:
-            ``Decision(policy=CastPolicy.FP32, output_dtype=jnp.bfloat16)`` computes in float32 and
-            returns bfloat16. An emitted function must return it.
+        policy: The cast policy of the equation; None if ``emit`` is given.
+        output_dtype: The dtype of the float results. None with a policy: the dtype that it computes
+            in; None with ``emit``: the declared dtypes. With a policy, the result is cast after the
+            operation: ``Decision(policy=CastPolicy.FP32, output_dtype=jnp.bfloat16)`` computes in
+            float32 and returns bfloat16. With ``emit``, the function must return this dtype.
         emit: A function that is called in place of the equation. It takes the equation's operands
-            as arrays, and returns its result, or a tuple of its results, in the shapes of the
-            equation's. It is traced in place of the equation, so that JAX differentiates, batches
-            and shards its operations; autocast casts nothing in it.
-        operand_dtype: The dtype in which ``emit`` gets the float operands, None for the dtypes that
-            the program declares.
-        name: The name of ``emit`` in reports, None for the function's own name.
-        precision: The precision of a matmul or convolution that the policy leaves in float32, as in
-            a rule of the policy, which it beats; None for that.
+            as arrays, and returns its result, or a tuple of its results, with the shapes of the
+            equation's results. The function is traced, so that JAX differentiates, batches and
+            shards its operations; `autocast` casts nothing inside it.
+        operand_dtype: The dtype in which ``emit`` gets the float operands; None for the declared
+            dtypes.
+        name: The name of ``emit`` in reports; None for the function's name.
+        precision: The precision of a matmul or convolution that ``policy`` leaves in float32. It
+            overrides a precision rule of the `Policy`; None leaves that rule in force.
 
     Raises:
         TypeError: ``policy`` is not a ``CastPolicy``, or ``emit`` is not a function.
@@ -109,14 +109,14 @@ class Decision:
         if self.emit is not None and not is_function(self.emit):
             expected = "Decision.emit must be a function of the equation's operands"
             raise wrong_type(expected, self.emit)
-        # With both, one of them would be ignored in silence.
+        # If both were given, one would be ignored in silence.
         if (self.policy is None) == (self.emit is None):
             given = "neither" if self.policy is None else "both"
             raise ValueError(
                 f"Decision takes a policy or a function to emit, got {given}. Write "
                 "Decision(policy=CastPolicy.FP32) or Decision(emit=function)."
             )
-        # Normalized here, so that equal decisions are equal however their dtypes are spelled.
+        # Dtypes are normalized, so that decisions are equal however their dtypes are spelled.
         for field in ("output_dtype", "operand_dtype"):
             if getattr(self, field) is not None:
                 dtype = as_float_dtype(getattr(self, field), f"Decision.{field}", FLOAT_DTYPES)
@@ -146,7 +146,7 @@ class Decision:
             'clip'
         """
         function = self.emit
-        # A rule passes shapes and options to its function by `partial`.
+        # A rule may bind shapes and options to its function with `partial`.
         while isinstance(function, functools.partial):
             function = function.func
         return self.name or name_of(function)
@@ -155,12 +155,12 @@ class Decision:
 Rule: TypeAlias = CastPolicy | Callable[[EquationView], "CastPolicy | Decision | None"]
 """A cast policy, or a function from an equation to a policy or a `Decision`.
 
-For a call, a loop or a cast, which have no policy, it returns a `Decision` with ``emit``, or None
-to leave the equation as it is."""
+Calls, loops and casts have no cast policy. A rule function for one of them returns a `Decision`
+with ``emit``, or None to leave the equation as it is."""
 
 
 def apply_rule(rule: Rule, view: EquationView) -> Decision:
-    """Returns the decision of a rule for one equation, with plain policies wrapped.
+    """Returns the decision of a rule for one equation; a cast policy is wrapped in a `Decision`.
 
     Raises:
         TypeError: The rule function returned neither a policy nor a decision.

@@ -1,4 +1,4 @@
-"""The allowed words of the options of a policy."""
+"""The allowed words for options, and hints for words from other libraries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ Level = Literal["tensor_cores", "o1", "compute", "by_hand"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 _NO_BLOCKS = "There are no scales of blocks: write 'float8_row'."
-# Words of other libraries, by the last name of the option and the word in small letters.
+# Hints for words from other libraries, by the option's name without its class and the word in lower
+# case.
 _ELSEWHERE: dict[tuple[str, str], str] = {
     ("level", "o0"): "Apex's O0 is autocast(fn, enabled=False).",
     ("level", "o2"): "Apex's O2 is 'compute'; parameters stay float32.",
@@ -31,7 +32,7 @@ _ELSEWHERE: dict[tuple[str, str], str] = {
 
 
 def elsewhere(argument: str, value: Any) -> str:
-    """Returns a sentence for a word that another library uses, "" for any other.
+    """Returns the hint for a word that another library uses, "" for any other word.
 
     Example:
         >>> elsewhere("matmul", "fp8")
@@ -43,7 +44,7 @@ def elsewhere(argument: str, value: Any) -> str:
 
 
 def check_choice(argument: str, value: Any, allowed: Sequence[str]) -> None:
-    """Raises ValueError for any other value than the allowed words, and names the nearest."""
+    """Raises ValueError if ``value`` is not an allowed word; the message names the nearest one."""
     if value not in allowed:
         word = value if isinstance(value, str) else ""
         raise ValueError(

@@ -15,9 +15,8 @@ from .errors import shown
 FLOAT32 = np.dtype(np.float32)
 COMPUTE_DTYPES: tuple[np.dtype, ...] = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 DEFAULT = "default"
-"""A compute dtype that is the device's own 16 bits, known when a program is traced."""
-# Values of other dtypes are not cast: the author of a float64 chose more than 24 bits on purpose,
-# the author of a float8 fewer.
+"""The compute dtype for the preferred 16-bit dtype of the device, chosen at trace time."""
+# Values of other dtypes are not cast, because a program declares float64 or float8 on purpose.
 FLOAT_DTYPES: frozenset[np.dtype] = frozenset((FLOAT32, *COMPUTE_DTYPES))
 """The dtypes between which values are cast."""
 _EIGHT_BITS = re.compile(r"(fp|float|f|int|uint|mxfp|nvfp)[48](_.*)?|mxfp8|nvfp4")
@@ -34,40 +33,41 @@ SHORT_NAMES = {
     "fp16": "float16",
     "bf16": "bfloat16",
 }
-"""Short names of dtypes in jmp, in jaxprs and among PyTorch users; allowed for every dtype."""
+"""Short names of dtypes, as in jmp and in jaxprs. Every option that takes a dtype takes them."""
 
 
 def is_default(compute_dtype: Any) -> bool:
-    """True for a compute dtype that the device chooses."""
+    """Returns whether a compute dtype is ``"default"``, which depends on the device."""
     return isinstance(compute_dtype, str) and compute_dtype == DEFAULT
 
 
 def find_dtype(value: Any) -> np.dtype | None:
-    """Returns the dtype of a dtype, a scalar type or a name, None for anything else.
+    """Returns the dtype that a dtype, scalar type or name stands for; None for any other value.
 
     Example:
         >>> find_dtype("bfloat16"), find_dtype("bf16"), find_dtype("bf17")
         (dtype(bfloat16), dtype(bfloat16), None)
     """
-    # NumPy takes None for float64, and an array for its own dtype. Here either of them is a
-    # mistake: an array in place of a dtype is a forgotten keyword, as in `autocast(fn, x)`.
+    # NumPy reads None as float64, and an array as the dtype of the array. Here both are mistakes:
+    # an array in place of a dtype means a wrong call, as in `autocast(fn, x)`.
     if value is None or isinstance(value, jax.Array | np.ndarray | np.generic):
         return None
-    # NumPy's error would hold the `repr` of a function, exponential for one that calls two others.
+    # A function is refused before NumPy sees it: NumPy's error holds its `repr`, whose size can be
+    # exponential for wrappers of wrappers.
     if callable(value) and not isinstance(value, type):
         return None
     name = SHORT_NAMES.get(value, value) if isinstance(value, str) else value
     try:
         dtype = np.dtype(jnp.dtype(name))
-    # A layer of Flax has a `dtype` that is None, for which NumPy raises ValueError.
+    # NumPy raises ValueError for an object whose `dtype` attribute is None, such as a Flax layer.
     except (TypeError, ValueError):
         return None
-    # NumPy makes `object` of any class.
+    # NumPy converts any class to the dtype `object`.
     return None if dtype.hasobject else dtype
 
 
 def as_dtype(value: Any, argument: str) -> np.dtype:
-    """Returns the dtype of a dtype, a scalar type or a name; anything else is a ValueError."""
+    """Returns the dtype of a dtype, scalar type or name; raises ValueError for any other value."""
     dtype = find_dtype(value)
     if dtype is None:
         raise ValueError(
@@ -78,7 +78,7 @@ def as_dtype(value: Any, argument: str) -> np.dtype:
 
 
 def as_float_dtype(value: Any, argument: str, allowed: Collection[np.dtype]) -> np.dtype:
-    """Returns one of the allowed dtypes, as `as_dtype`; any other is a ValueError."""
+    """Returns the dtype as `as_dtype` does; raises ValueError for a dtype that is not allowed."""
     dtype = as_dtype(value, argument)
     if dtype not in allowed:
         raise ValueError(f"{argument} must be {listed(allowed)}, got {dtype.name}.")
@@ -98,7 +98,7 @@ def listed(dtypes: Collection[np.dtype]) -> str:
 
 
 def as_compute_dtype(value: Any) -> np.dtype | Literal["default"]:
-    """Returns a compute dtype: float16, bfloat16 or ``"default"``; any other is a ValueError.
+    """Returns float16, bfloat16 or ``"default"``; raises ValueError for any other value.
 
     Example:
         >>> as_compute_dtype("float16"), as_compute_dtype("default")
@@ -106,7 +106,7 @@ def as_compute_dtype(value: Any) -> np.dtype | Literal["default"]:
     """
     if is_default(value):
         return DEFAULT
-    # A name of 8 bits need not be a dtype of NumPy's.
+    # A name of an 8-bit or 4-bit format, such as "fp8", may be unknown to NumPy.
     is_narrow = isinstance(value, str) and _EIGHT_BITS.fullmatch(value.lower()) is not None
     dtype = None if is_narrow else as_dtype(value, "compute_dtype")
     if dtype is not None and dtype in COMPUTE_DTYPES:

@@ -16,25 +16,27 @@ class EquationView:
 
     Args:
         primitive: The primitive's name, such as ``"dot_general"``.
-        params: The primitive's parameters. Those of JAX's own primitives may change with any
-            release; `reduction_depth`, `exponent` and `function` stay.
+        params: The primitive's parameters. JAX may rename them in any release, unlike the
+            attributes `reduction_depth`, `exponent` and `function`.
         operand_shapes: The shape of each operand.
         operand_dtypes: The dtype of each operand as the program declares it (before any cast),
             None for an operand without one.
         result_shapes: The shape of each result.
         result_dtypes: The declared dtype of each result.
-        literals: The value of each operand that is a scalar known at trace time, else None.
+        literals: The value of each operand that is a scalar known at trace time; None for any other
+            operand.
         scope: The names of the enclosing ``jax.named_scope`` scopes, joined by ``/``. Flax and
             Haiku put module paths there.
         compute_dtype: The 16-bit dtype in force for this equation.
-        function: The name of the function that the equation calls, such as that of a jitted
-            function or one with a derivative rule of its own; ``""`` for no call.
+        function: The name of the function that the equation calls, such as a jitted function or one
+            with a custom derivative; ``""`` if the equation is no call.
         exponent: The exponent of an ``integer_pow``, None for another primitive.
-        free_dimensions: Of a ``dot_general`` or ``ragged_dot_general``, how many dimensions of each
-            operand are neither summed nor of the batch; None for another primitive.
-        summarize_source: Returns `source`, at its first use, as the next two return theirs.
-        count_depth: Returns `reduction_depth`.
-        count_flops: Returns `flops`.
+        free_dimensions: For a ``dot_general`` or ``ragged_dot_general``, the number of dimensions
+            of each operand that are neither contracted nor batch dimensions; None for another
+            primitive.
+        summarize_source: A function that computes `source` when a rule reads it.
+        count_depth: A function that computes `reduction_depth`.
+        count_flops: A function that computes `flops`.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -86,8 +88,8 @@ class EquationView:
     def reduction_depth(self) -> int:
         """The number of products or elements that are summed into one result element.
 
-        The contracted size of a matmul, input features times window of a convolution, the reduced
-        or accumulated size of a reduction, 1 for everything else.
+        For a matmul it is the contracted size, for a convolution the input features times the
+        window, for a reduction the reduced or accumulated size, and for any other primitive 1.
 
         Example:
             >>> import jax.numpy as jnp
@@ -108,7 +110,10 @@ class EquationView:
 
     @property
     def flops(self) -> int:
-        """Estimated floating point operations: two per product summed, one per result element.
+        """The estimated floating point operations.
+
+        These are two for each summed product of a matmul or convolution, one for each element that
+        is reduced, and one for each element of any other result.
 
         Example:
             >>> import jax.numpy as jnp

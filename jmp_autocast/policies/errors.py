@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 import jax
 import numpy as np
 
-_WIDTH = 80  # characters of a value in a message
+_WIDTH = 80  # the most characters of a value in a message
 _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -36,9 +36,9 @@ _shown.maxstring = _WIDTH
 
 
 def shown(value: Any) -> str:
-    """Returns a value for a message: its arrays as types, without addresses, cut if it is long.
+    """Returns a short text of a value for a message: arrays as types, and no addresses.
 
-    In a terminal, the text of a tree of parameters would push the start of the message away.
+    The full text of a tree of parameters would push the start of the message off the terminal.
 
     Example:
         >>> import numpy as np
@@ -53,7 +53,7 @@ def wrong_type(expected: str, value: Any, fix: str = "") -> TypeError:
     """Returns the error for a value of a wrong type.
 
     Args:
-        expected: The rule.
+        expected: The rule that the value breaks, such as "params must be a position".
         value: The wrong value.
         fix: A sentence with the correct code.
 
@@ -82,18 +82,18 @@ def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.5) -> str:
     Args:
         name: The unknown name.
         known: The known names.
-        cutoff: The share of the letters that must agree. At 0.5 "compte" finds "compute", and
+        cutoff: The least similarity of a match, from 0 to 1. At 0.5 "compte" finds "compute", and
             "qqqq" finds nothing.
     """
     known = sorted(known)
-    # Two swapped letters are the commonest slip: "tahn" is "tanh" and not "tan".
+    # A name with the same letters in another order comes first: "tahn" is "tanh" and not "tan".
     nearest = [each for each in known if sorted(each) == sorted(name)]
     nearest += difflib.get_close_matches(name, known, n=1, cutoff=cutoff)
     return f" Did you mean {nearest[0]!r}?" if nearest else ""
 
 
 def with_usage(line: str) -> Callable[[F], F]:
-    """Decorates a function, so that the error of a call with wrong arguments has a correct call.
+    """Decorates a function so that the TypeError of a wrong call ends with a correct call.
 
     Example:
         >>> @with_usage("double(3)")
@@ -111,7 +111,7 @@ def with_usage(line: str) -> Callable[[F], F]:
             try:
                 return fn(*args, **kwargs)
             except TypeError as error:
-                # A call that Python refuses has no frame in the function.
+                # If Python refuses the arguments, the traceback has no frame of `fn`.
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise
                 raise TypeError(f"{error}. Write {line}.") from None

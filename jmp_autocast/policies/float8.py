@@ -1,4 +1,4 @@
-"""`Float8`: how the matrix products of a model's weights run in 8 bits."""
+"""`Float8`, the recipe for matrix products of weights in 8 bits."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from .dtypes import find_dtype
 from .errors import wrong_type
 
 E4M3 = np.dtype(jnp.float8_e4m3fn)
-"""4 bits of precision up to 448: weights and activations."""
+"""The format of weights and activations: 4 bits of precision, numbers up to 448."""
 
 E5M2 = np.dtype(jnp.float8_e5m2)
-"""3 bits of precision up to 57,344: gradients, which have a wider range."""
+"""The format of gradients, which need a wider range: 3 bits of precision, numbers up to 57,344."""
 
 FLOAT8 = "float8"
-"""The name of the default recipe: in strings, in files, and as the dtype of a scope."""
+"""The default recipe's name in strings and files; also a value of rules for scopes."""
 
 Gradient = Literal["e5m2", "e4m3"]
 WeightGradient = Literal["float8", "compute"]
@@ -31,29 +31,32 @@ RecipeName = Literal["float8", "float8_row"]
 
 @dataclasses.dataclass(frozen=True)
 class Float8:
-    """Products of a weight and an activation in 8 bits, scaled by the largest elements of each.
+    """A recipe for products of a weight and an activation in 8 bits.
 
-    Both operands are multiplied by powers of two that bring their largest elements just below the
-    largest float8 number, and are rounded to 8 bits; their product is multiplied by the inverse
-    scales. The scales are those of the current values: there is no state, and none in checkpoints.
-    Products of two activations, convolutions and sums stay in the compute dtype.
+    Each operand is multiplied by a scale, the power of two that brings its largest element just
+    below the largest float8 number, and rounded to 8 bits. The product is multiplied by the inverse
+    scales. Scales are computed from the current values, so there is no state to keep. Products of
+    two activations, convolutions and sums stay in the compute dtype.
 
     Args:
         gradient: The format of cotangents, ``"e5m2"`` or ``"e4m3"``. Weights and activations are
-            e4m3 (float8_e4m3fn) always.
-        wgrad: ``"float8"``: the gradient of a weight is a product of 8-bit operands, too, and the
-            activation is kept in 8 bits for the backward pass. ``"compute"``: it is a product in
-            the compute dtype, for which the activation is kept in 16 bits. It is float32 in both.
-        minimum: The smallest input and output size of a weight. Below it quantizing costs more
-            than an H100 gains: a layer of 2048 x 768 x 3072 gains 7 % by estimate.
-        multiple: All three sizes of a product must be multiples of it. GPUs pad others to 16.
-        skip: ``("last",)``: products that no other matrix product follows, such as the one that
-            makes logits, stay in the compute dtype; ``()`` for none.
-        emulate: True rounds to 8 bits on every backend, for studies: behind a barrier, because XLA
-            would remove a cast to 8 bits that is followed by one back.
-        scaling: ``"tensor"``: one scale for an array. ``"row"``: one for each token of an
-            activation and each output of a weight, so that an outlier costs the precision of its
-            row alone. On a GPU that is one more kernel for each product.
+            always e4m3 (float8_e4m3fn).
+        wgrad: How the gradient of a weight is computed. ``"float8"``: as a product of 8-bit
+            operands; the activation is kept in 8 bits for the backward pass. ``"compute"``: as a
+            product in the compute dtype; the activation is kept in 16 bits. The gradient is float32
+            in both cases.
+        minimum: The smallest input and output size of a weight whose products run in 8 bits.
+            Smaller weights gain little or lose, because quantizing takes a pass over each operand:
+            an H100 gains 7 % at 2048 x 768 x 3072, by estimate.
+        multiple: All three sizes of a product must be multiples of this number. GPUs pad other
+            sizes to multiples of 16.
+        skip: ``("last",)``: a product that no other matrix product follows, such as that of the
+            logits, stays in the compute dtype. ``()``: no product is skipped.
+        emulate: True rounds to 8 bits on every backend, for studies. An optimization barrier keeps
+            XLA from removing the pair of casts to 8 bits and back.
+        scaling: ``"tensor"``: one scale for an array. ``"row"``: one scale for each token of an
+            activation and each output of a weight, so that an outlier reduces the precision of its
+            own row only. Row scales cost a GPU one more kernel for each product.
 
     Raises:
         ValueError: An option has an invalid value, or a size is not positive.
@@ -98,7 +101,7 @@ class Float8:
 
     @property
     def changed(self) -> dict[str, Any]:
-        """The options that are not the default ones, by their names.
+        """The options that differ from their defaults, by name.
 
         Example:
             >>> from jmp_autocast import Float8
@@ -124,11 +127,11 @@ RECIPES: dict[str, Float8] = {
     FLOAT8: Float8(),
     "float8_row": Float8(scaling="row"),
 }
-"""Recipes by name."""
+"""The recipes that have a name."""
 
 
 def as_recipe(value: Any) -> Float8 | None:
-    """Returns the recipe of ``Policy(matmul=...)``: a `Float8`, the name of one, or None.
+    """Returns the recipe for a value of ``Policy(matmul=...)``: a `Float8`, its name, or None.
 
     Example:
         >>> as_recipe("float8").gradient, as_recipe("float8_row").scaling
@@ -146,7 +149,7 @@ def as_recipe(value: Any) -> Float8 | None:
 
 
 def may_use_float8(policy: Any) -> bool:
-    """Returns whether a policy has 8 bits anywhere: for the program, or for a scope.
+    """Returns whether a policy has products in 8 bits, for the whole program or for a scope.
 
     Example:
         >>> from jmp_autocast import BF16

@@ -1,4 +1,4 @@
-"""Policies from strings and from `jmp`."""
+"""Conversion of strings, dtypes and policies of `jmp` to a `Policy`."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ class ThreeDtypes(Protocol):
 
 
 PolicyLike: TypeAlias = Policy | str | DTypeLike | ThreeDtypes
-"""The argument of `as_policy`."""
+"""The values that `as_policy` accepts."""
 
 _SHORT_KEYS = {"p": "params", "c": "compute", "o": "output"}
 _KEYS = ("params", "compute", "output", "level", "matmul")
 
 
 def parse_policy(text: str) -> Policy:
-    """Returns the policy of a string.
+    """Returns the policy that a string describes.
 
     Args:
-        text: ``"params=float32,compute=bfloat16,output=float32"``, with keys in any order, and
-            only ``compute`` required; ``p``, ``c``, ``o`` are short forms, as in jmp; ``level`` and
-            ``matmul``, such as ``matmul=float8_row``, may follow; or one dtype, ``"bfloat16"``,
-            which Keras calls ``"mixed_bfloat16"``. Dtypes have short names: ``f32``, ``f16``,
-            ``bf16``.
+        text: ``"params=float32,compute=bfloat16,output=float32"``, with keys in any order, or one
+            dtype, such as ``"bfloat16"`` or Keras' ``"mixed_bfloat16"``. Only ``compute`` is
+            required. ``p``, ``c`` and ``o`` are short forms of the keys, as in jmp. The keys
+            ``level`` and ``matmul`` (``matmul=float8_row``) are allowed as well. Dtypes have short
+            names: ``f32``, ``f16``, ``bf16``.
 
     Returns:
         The policy.
@@ -83,8 +83,8 @@ def parse_policy(text: str) -> Policy:
 
 
 def _only_dtype(text: str) -> np.dtype:
-    """Returns the compute dtype of a policy that is one word."""
-    # Keras's mixed policies keep variables in float32, as all policies do here.
+    """Returns the compute dtype of a policy string of one word."""
+    # A mixed policy of Keras keeps variables in float32, as every `Policy` does.
     dtype = find_dtype(text.removeprefix("mixed_"))
     if dtype is None or dtype not in COMPUTE_DTYPES:
         nearest = did_you_mean(text, map(str, COMPUTE_DTYPES), cutoff=0.7)
@@ -97,7 +97,7 @@ def _only_dtype(text: str) -> np.dtype:
 
 
 def _instead(text: str) -> str:
-    """Returns the fix for a word that is no policy."""
+    """Returns the fix to suggest for a word that is no policy."""
     name = text.removeprefix("jmp_autocast.").upper()
     if name in ("FLOAT8", "INT8"):
         return "Products run in 8 bits by policy=jmp_autocast.FP8."
@@ -109,7 +109,7 @@ def _instead(text: str) -> str:
 
 
 def as_policy(value: Any) -> Policy:
-    """Returns the policy of a `Policy`, a compute dtype, a string or a ``jmp.Policy``.
+    """Returns a `Policy` for a `Policy`, a compute dtype, a string or a ``jmp.Policy``.
 
     Raises:
         TypeError: ``value`` is none of the four.
@@ -138,7 +138,7 @@ def as_policy(value: Any) -> Policy:
 
 
 def _fix(value: Any) -> str:
-    """Returns the fix for a value that is no policy."""
+    """Returns the fix to suggest for a value that is no policy."""
     if isinstance(value, type) and issubclass(value, Policy):
         return "That is the class: write policy=jmp_autocast.BF16, or Policy(jnp.bfloat16)."
     if any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(value)):
@@ -151,8 +151,8 @@ def _fix(value: Any) -> str:
 def _build(
     compute: np.dtype, param: np.dtype | None, output: np.dtype | None, **words: Any
 ) -> Policy:
-    # jmp's policies may cast the parameters themselves. Here updates are added to a float32 copy:
-    # bfloat16 has 8 bits, and a parameter would lose every update below 1/512 of it.
+    # A jmp policy may store parameters in 16 bits. Here they stay float32, because a bfloat16
+    # parameter has 8 bits of precision and would lose every update below 1/512 of its value.
     if param is not None and param != FLOAT32:
         raise ValueError(
             f"params must be float32, got {param.name}: parameters are kept in float32 and cast "

@@ -1,4 +1,4 @@
-"""Patterns of named scopes."""
+"""Patterns that match named scopes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ from typing import Any
 
 
 def match_depth(pattern: str, names: Sequence[str]) -> int | None:
-    """Returns the length of the shortest prefix that matches, None if none does.
+    """Returns the length of the shortest prefix of ``names`` that matches; None if none does.
 
     Args:
         pattern: A pattern as in `Policy.with_rules`.
         names: The enclosing scopes, outermost first.
     """
-    # A shortcut: `tune` may match a thousand paths with a thousand scopes.
+    # A fast path for literal patterns: `tune` may match a thousand patterns against a thousand
+    # scopes.
     path = literal_path(pattern)
     if path is not None and not f"{'/'.join(names)}/".startswith(f"{path}/"):
         return None
-    # "*" also covers equations in no scope: at depth 0, below every other pattern.
+    # "*" also matches equations in no scope. Its depth is 0, so that every other match is deeper
+    # and wins.
     if fnmatch.fnmatchcase("", pattern):
         return 0
-    # The depth of the scope is the length of the shortest prefix that matches.
     for depth in range(1, len(names) + 1):
         path = "/".join(names[:depth])
-        # "*/LayerNorm_*" shall also match a scope at the top.
+        # With a "/" in front, "*/LayerNorm_*" also matches an outermost scope.
         if fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase("/" + path, pattern):
             return depth
     return None
@@ -34,7 +35,7 @@ def match_depth(pattern: str, names: Sequence[str]) -> int | None:
 
 @functools.lru_cache(maxsize=4096)
 def literal_path(pattern: str) -> str | None:
-    """Returns the only path that a pattern matches, None if it may match several.
+    """Returns the path that a pattern without wildcards matches; None for any other pattern.
 
     Example:
         >>> literal_path("net/head"), literal_path("net[[]0]"), literal_path("*/head")
@@ -49,10 +50,10 @@ _ESCAPED = re.compile(r"\[([*?[])\]")  # as `glob.escape` writes them
 
 
 def check_pattern(value: Any) -> str:
-    """Returns a scope pattern.
+    """Returns a scope pattern after a check of its type.
 
     Raises:
-        TypeError: It is no string, or empty.
+        TypeError: ``value`` is no string, or is empty.
     """
     if not isinstance(value, str) or not value:
         raise TypeError(

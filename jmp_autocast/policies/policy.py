@@ -1,4 +1,4 @@
-"""`Policy`: the immutable options of a cast program."""
+"""`Policy`: the immutable options that decide the dtypes of a program."""
 
 from __future__ import annotations
 
@@ -25,37 +25,38 @@ from .toml_file import policy_fields, policy_text
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
-    """How a program is cast.
+    """The options that decide the dtypes of a program.
 
-    Immutable and hashable: `with_rules` returns a new policy.
+    A policy is immutable and hashable: `with_rules` returns a new one.
 
-    If several rules match an equation, the one with the innermost scope wins, then one that names
-    the primitive, then the later one. ``full_precision()`` in the code is a rule for all primitives
-    in its scope. A compute dtype (16 bits, ``"float8"``) and a precision for ``"*"`` compete with
-    others of their kind alone, and leave cast policies in force.
+    If several rules match an equation, the rule with the innermost scope wins, then a rule that
+    names the primitive, then the later rule. ``full_precision()`` in the code is a rule for all
+    primitives in its scope. For ``"*"``, a 16-bit dtype or ``"float8"`` competes only with other
+    dtypes, and a precision only with precisions; both leave cast policies in force.
 
     Args:
         compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions.
-            ``"default"``: the 16 bits that the default backend multiplies, float16 on GPUs with
-            tensor cores for it alone (V100, T4), bfloat16 on all others. It is chosen when a
-            program is traced, and `save` keeps the word.
-        output_dtype: The dtype of the function's float32 or 16-bit outputs, None for the dtype
-            that the function declares. ``output_dtype=`` of `autocast` wins over it.
-        level: How much is lowered, from the most careful to the leanest. ``"tensor_cores"``: only
+            ``"default"`` depends on the default backend: float16 on GPUs whose tensor cores
+            multiply float16 but not bfloat16 (V100, T4), else bfloat16. The choice is made when a
+            program is traced; `save` writes the word ``"default"``.
+        output_dtype: The dtype of the function's float32 and 16-bit outputs; None for the dtypes
+            that the function declares. The option ``output_dtype`` of `autocast` wins over this
+            one.
+        level: Which operations are lowered, from the fewest to the most. ``"tensor_cores"``: only
             matmuls, convolutions and data movement of their results run in the compute dtype;
-            everything else is float32. ``"o1"``: operations without a fixed dtype follow their
-            operands, and a float32 input of the program counts as one, which is PyTorch's rule and
-            keeps a residual stream in float32. ``"compute"``: inputs of the program do not count,
-            so that a residual stream runs in the compute dtype. ``"by_hand"``: as in a model with
-            ``dtype=`` in each layer: the gradients of weights are rounded to the compute dtype,
-            too, for half the bytes between devices that add them up.
+            everything else is float32. ``"o1"``, as in PyTorch: an operation without a fixed dtype
+            follows its operands, and a float32 input of the program votes, which keeps a residual
+            stream in float32. ``"compute"``: inputs of the program have no vote, so that a residual
+            stream runs in the compute dtype. ``"by_hand"``: like ``"compute"``, and the gradients
+            of weights are rounded to the compute dtype, as in a model with ``dtype=`` in each
+            layer. Devices that sum gradients then send half the bytes.
         rules: Triples of a scope pattern, a primitive or ``"*"``, and a cast policy, dtype,
-            precision or function; build it with `with_rules`.
-        matmul: A `Float8`, or the name of one, ``"float8"``, or ``"float8_row"``:
-            products of weights run in 8 bits; None: none do.
+            precision or function. Use `with_rules` to add rules.
+        matmul: A `Float8`, or the name of a recipe, ``"float8"`` or ``"float8_row"``, with which
+            products of weights run in 8 bits. None for no products in 8 bits.
 
     Raises:
-        ValueError: A dtype is not allowed, or there is no such level or rule.
+        ValueError: A dtype is not allowed, or a level or rule does not exist.
         TypeError: ``rules`` is no tuple of triples, or holds a wrong type.
 
     Example:
@@ -93,13 +94,13 @@ class Policy:
         if self.output_dtype is not None:
             dtype = as_float_dtype(self.output_dtype, "output_dtype", FLOAT_DTYPES)
             set_field("output_dtype", dtype)
-        # Rules are read here and not in `with_rules`, so that a policy made by hand or from a file
-        # is checked.
+        # Rules are checked here and not in `with_rules`, because a policy may also come from its
+        # constructor or a file.
         set_field("rules", as_rules(self.rules))
         set_field("matmul", as_recipe(self.matmul))
 
     def __repr__(self) -> str:
-        """Returns the call that makes it, with the fields that differ from the defaults."""
+        """Returns the constructor call, with the fields that differ from the defaults."""
         first, *others = dataclasses.fields(self)
         changed = [
             f"{field.name}={value.name if isinstance(value, np.dtype) else value!r}"
@@ -109,7 +110,7 @@ class Policy:
         return f"Policy({', '.join([str(getattr(self, first.name)), *changed])})"
 
     def with_rules(self, rules: Mapping[Any, Any], *, scope: str = ANY) -> Policy:
-        """Returns a policy with rules added behind those that it has.
+        """Returns a policy with rules added after the rules of this policy.
 
         A scope is a glob (as in `fnmatch`) over the names that ``jax.named_scope`` put around an
         equation, joined by ``/``. Flax linen and Haiku put module paths there, for example
@@ -121,11 +122,12 @@ class Policy:
             rules: From a primitive, its name, or ``"*"`` for all, to one of:
 
                 * a `CastPolicy` or its name, such as ``"FP32"``;
-                * ``"float32"``: the primitive runs in float32; for ``"*"`` nothing in the scope is
+                * ``"float32"``: the primitive runs in float32. For ``"*"``, nothing in the scope is
                   lowered, as in `full_precision`;
-                * a 16-bit dtype: the primitive is lowered to it; for ``"*"`` it is the compute
-                  dtype of the scope;
-                * ``"float8"``: products of weights run in 8 bits, the last one too;
+                * a 16-bit dtype: the primitive runs in this dtype. For ``"*"``, the dtype is the
+                  compute dtype of the scope;
+                * ``"float8"``: products of weights run in 8 bits, also a product that no other
+                  follows;
                 * a precision, for products that stay float32 and have none in the program:
                   a ``lax.Precision``, a ``lax.DotAlgorithmPreset`` with float32 operands, or
                   a name, such as ``"highest"`` or ``"tf32_tf32_f32"``. GPUs may multiply float32 in
@@ -171,15 +173,15 @@ class Policy:
     def save(self, path: str | pathlib.Path) -> None:
         """Writes the policy to a TOML file that a person can read and change.
 
-        The file names the version of the rules that the policy was made with. Registrations of
-        `register_rule` are not part of a policy, and are not saved.
+        The file names the version of this package's default rules. Rules of `register_rule` are not
+        part of a policy, and are not saved.
 
         Args:
             path: The file.
 
         Raises:
-            TypeError: A rule is a function, which a file of data cannot hold; or ``path`` is
-                neither a string nor a ``pathlib.Path``.
+            TypeError: A rule is a function, which a file cannot hold; or ``path`` is neither a
+                string nor a ``pathlib.Path``.
             ValueError: A name or pattern holds half of a surrogate pair, which UTF-8 cannot encode.
             OSError: The file cannot be written.
 
@@ -200,10 +202,10 @@ class Policy:
     def load(cls, path: str | pathlib.Path) -> Self:
         r"""Reads a policy from a TOML file, as `save` writes it.
 
-        ``version`` and ``compute_dtype`` are required; other keys default to those of
+        ``version`` and ``compute_dtype`` are required; other keys default to the values of
         ``Policy(compute_dtype)``. Nothing in the file is run, imported or registered, and the
-        primitives that it names need not exist. A file that was saved under other rules than those
-        of this package warns: some equations may have other dtypes now.
+        primitives that it names need not exist. If the file was saved under another version of the
+        default rules, the method warns: some equations may have other dtypes now.
 
         Args:
             path: The file.
@@ -237,7 +239,7 @@ class Policy:
 
     @property
     def data_abstains(self) -> bool:
-        """Whether full-size inputs of the program have no vote in the dtype of their consumers.
+        """Whether inputs of the program that are as large as the result have no vote in its dtype.
 
         Example:
             >>> from jmp_autocast import BF16, Policy
@@ -258,7 +260,7 @@ class Policy:
         return self.level == "by_hand"
 
     def rule_for(self, primitive: str, names: Sequence[str] = ()) -> tuple[Rule, str]:
-        """Returns the rule of a primitive, and its origin.
+        """Returns the rule that decides for a primitive, and its origin.
 
         Args:
             primitive: The primitive's name.
@@ -276,7 +278,8 @@ class Policy:
         return known_rule(primitive) if rule is None else (rule, "rules")
 
 
-# The fields, for `inspect.signature`: the signature of `__new__` only collects mistakes.
+# `inspect.signature` shows the fields, and not the arguments of `__new__`, which only collect
+# mistakes.
 _signature = inspect.signature(Policy.__init__)
 setattr(  # noqa: B010
     Policy, "__signature__", _signature.replace(parameters=[*_signature.parameters.values()][1:])
@@ -284,10 +287,10 @@ setattr(  # noqa: B010
 
 
 FP16 = Policy("float16")
-"""float16 compute. Gradients underflow: scale the loss."""
+"""float16 compute; its gradients underflow without loss scaling."""
 
 BF16 = Policy("bfloat16")
-"""bfloat16 compute: float32's range with 8 bits of precision; needs no loss scaling."""
+"""bfloat16 compute, with the range of float32 and 8 bits of precision; needs no loss scaling."""
 
 FP8 = Policy("bfloat16", matmul="float8")
-"""bfloat16 compute, and the products of weights in float8: for GPUs and TPUs with 8-bit units."""
+"""bfloat16 compute, with products of weights in float8, for GPUs and TPUs with 8-bit units."""

@@ -1,4 +1,4 @@
-"""The precisions of float32 products, as words that a policy and its file may hold."""
+"""The precisions of float32 products, as the words that a policy or its file holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jax import lax
 from .choices import check_choice
 from .errors import wrong_type
 
-# The algorithms for float32 operands; JAX has others for 16-bit and 8-bit ones.
+# The algorithms for float32 operands. JAX's other presets are for 16-bit and 8-bit operands.
 _PRESETS = {
     preset.name.lower(): preset
     for preset in lax.DotAlgorithmPreset
@@ -20,7 +20,7 @@ PRECISIONS: tuple[str, ...] = (*_LEVELS, *_PRESETS)
 
 
 def as_precision(value: Any, argument: str) -> str:
-    """Returns the word for a precision of float32 products.
+    """Returns the name of a precision of float32 products, in lower case.
 
     Args:
         value: A ``lax.Precision``, a ``lax.DotAlgorithmPreset``, or the name of one.
@@ -52,17 +52,17 @@ def is_precision(value: Any) -> bool:
 
 
 def is_algorithm(word: str) -> bool:
-    """Returns whether a precision is an algorithm, which ``dot_general`` alone takes."""
+    """Returns whether a precision is a dot algorithm, which only ``dot_general`` takes."""
     return word in _PRESETS
 
 
 def precision_of(word: str) -> lax.Precision | lax.DotAlgorithmPreset:
-    """Returns the object of JAX for the word of a precision."""
+    """Returns the JAX object that a precision's name stands for."""
     return _PRESETS.get(word) or _LEVELS[word]
 
 
 def precision_around(flag: str | None) -> str | None:
-    """Returns the word for the value of ``jax_default_matmul_precision``, None for no precision.
+    """Returns the precision that ``jax_default_matmul_precision`` sets; None if it sets none.
 
     Example:
         >>> precision_around("float32"), precision_around("TF32_TF32_F32")
@@ -74,6 +74,6 @@ def precision_around(flag: str | None) -> str | None:
         return flag and flag.lower()
     try:
         level = lax.Precision(flag)
-    except ValueError:  # an algorithm of other operands than float32
+    except ValueError:  # an algorithm for operands that are not float32
         return None
     return None if level is lax.Precision.DEFAULT else level.name.lower()

@@ -1,4 +1,4 @@
-"""Rules for primitives that other packages bring."""
+"""Rules for primitives of other packages."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ _registered: dict[str, Rule] = {}
 
 @with_usage("register_rule(primitive, rule)")
 def register_rule(primitive: Any, policy_or_rule: Rule | str) -> None:
-    """Registers the cast policy of a primitive, for every program traced from now on.
+    """Registers the cast policy of a primitive for every program that is traced afterwards.
 
-    Use it in packages that define primitives; for one program use `Policy.with_rules`. A function
-    that was jitted before the call keeps the casts that it was traced with.
+    Use this in a package that defines a primitive; for one program, use `Policy.with_rules`. A
+    function that was jitted and traced before the registration keeps its casts.
 
     Args:
         primitive: The primitive object or its name.
         policy_or_rule: A `CastPolicy`, its name, or a rule function from an `EquationView` to a
             policy or a `Decision` (as in TVM's mixed-precision RFC). The latest registration of a
-            primitive wins, so that a module which is loaded again replaces its rule.
+            primitive wins, so that a reloaded module replaces its rule.
 
     Raises:
         TypeError: ``primitive`` is neither a primitive nor a string, or the rule is neither a
             policy nor callable.
-        ValueError: The policy name is unknown, or a structural primitive gets a policy (``scan``,
-            ``cond`` and the like have none; their bodies do). It may get a rule function.
+        ValueError: The policy name is unknown, or a structural primitive, such as ``scan`` or
+            ``cond``, gets a cast policy. The equations in its body have cast policies; the
+            primitive itself may only have a rule function.
 
     Example:
         >>> from jmp_autocast import CastPolicy, register_rule
@@ -48,12 +49,12 @@ def register_rule(primitive: Any, policy_or_rule: Rule | str) -> None:
 
 
 def registered_rules() -> tuple[tuple[str, Rule], ...]:
-    """Returns the registered rules of all primitives."""
+    """Returns all registered rules, each with its primitive's name."""
     return tuple(_registered.items())
 
 
 def function_hint(name: str) -> str:
-    """Returns a sentence for the name of a function of JAX, "" for any other word.
+    """Returns a hint for the name of a JAX function that is no primitive, "" for any other word.
 
     Example:
         >>> function_hint("matmul").split(": ")[0]
@@ -70,7 +71,7 @@ def function_hint(name: str) -> str:
 
 
 def known_primitives() -> frozenset[str]:
-    """Returns the names that may have a rule: the tables' and all that are registered."""
+    """Returns the names of the primitives in the tables, and of all with a registered rule."""
     return STRUCTURAL.union(DEFAULT_RULES, _registered)
 
 
@@ -78,9 +79,10 @@ def primitive_name(primitive: Any) -> str:
     """Returns the name of a primitive given as an object or as its name.
 
     Raises:
-        TypeError: It is neither.
+        TypeError: ``primitive`` is neither.
     """
-    # A primitive is known by its method, because JAX has moved the class between modules.
+    # A primitive is recognized by its `bind` method, because JAX has moved its class between
+    # modules.
     is_primitive = callable(getattr(primitive, "bind", None)) and not isinstance(primitive, type)
     name = primitive.name if is_primitive else primitive
     if not isinstance(name, str) or not name:
@@ -95,16 +97,16 @@ def primitive_name(primitive: Any) -> str:
 
 
 def as_rule(value: Any, primitive: str) -> Rule | None:
-    """Returns a rule function, or the cast policy of a policy, its name or float32, else None.
+    """Returns the rule function or cast policy that a value stands for; None for other values.
 
     Raises:
-        TypeError: A rule function takes other arguments, or has no hash.
+        TypeError: A rule function does not take one argument, or is not hashable.
         ValueError: The primitive is structural, or was traced for the dtypes of its operands.
     """
     if is_function(value):
         check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")
         return cast(Rule, value)
-    # One policy for a whole loop would overrule the policies of the equations in its body.
+    # A cast policy for a whole loop would override the cast policies of the equations in its body.
     if primitive in STRUCTURAL:
         raise ValueError(
             f"Primitive {primitive!r} is structural: it has no cast policy of its own, the "
@@ -131,14 +133,14 @@ def _no_rule(value: Any, primitive: str) -> Exception:
         return wrong_type(expected, value)
     names = list(CastPolicy.__members__)
     hint = did_you_mean(value.upper(), names)
-    # A 16-bit dtype may differ from the compute dtype of a policy.
+    # A 16-bit dtype is no cast policy, because the policy of a program sets the compute dtype.
     if find_dtype(value) is not None:
         hint = " Operations are lowered to the compute dtype: write 'LOWER_PRECISION_FP'."
     return ValueError(f"{expected}, got {value!r}.{hint} The policies are {', '.join(names)}.")
 
 
 def check_obeyed(primitive: str, policy: CastPolicy) -> None:
-    """Raises ValueError for a cast of operands whose dtypes a primitive was traced for."""
+    """Raises ValueError for a cast of operands if the primitive was traced for their dtypes."""
     if primitive in TRACED_FOR_DTYPES and policy is not CastPolicy.KEEP:
         raise ValueError(
             f"Primitive {primitive!r} holds a program that was traced for the dtypes of its "
@@ -149,17 +151,17 @@ def check_obeyed(primitive: str, policy: CastPolicy) -> None:
 
 
 def has_rule_functions(rules: Iterable[tuple[str, str, Any]]) -> bool:
-    """True if a rule may depend on more than the primitive: on the scope, for example."""
+    """Returns whether any rule is a function, which may depend on more than the primitive."""
     whats = (what for _, _, what in rules)
     return any(map(is_function, (*whats, *_registered.values())))
 
 
 def known_rule(primitive: str, of_policy: Rule | None = None) -> tuple[Rule, str]:
-    """Returns the rule of a primitive, and its origin; see `Policy.rule_for`.
+    """Returns the rule that decides for a primitive, and its origin, as `Policy.rule_for` does.
 
     Args:
         primitive: The name of the primitive.
-        of_policy: The rule of the policy, None for none.
+        of_policy: The rule of the program's policy; None if the policy has none.
 
     Example:
         >>> known_rule("exp")

@@ -1,4 +1,4 @@
-"""Retired spellings, and their replacements."""
+"""Names of retired options and methods, with their replacements."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ RETIRED: Mapping[str, str] = MappingProxyType(
         "with_precision": _HIGHEST,
     }
 )
-"""A method ``with_name`` has the replacement of the option ``name``."""
+"""Each retired option or method with its replacement; ``name`` also stands for ``with_name``."""
 
 
 def instead_of(name: str) -> str:
-    """Returns a sentence for a retired spelling, "" for any other.
+    """Returns a sentence with the replacement of a retired name, "" for any other name.
 
     Example:
         >>> instead_of("with_precision")

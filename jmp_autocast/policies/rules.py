@@ -1,4 +1,4 @@
-"""The rules of a policy: their values, and their precedence where several match an equation."""
+"""The rules of a policy: their values, and which one wins if several match an equation."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .registry import as_rule, primitive_name
 from .tables import CONTRACTIONS, STRUCTURAL, TRACED_FOR_DTYPES
 
 ANY = "*"
-"""As a primitive: all of them. As a scope: the whole program."""
+"""In place of a primitive: all primitives. In place of a scope: the whole program."""
 
 What: TypeAlias = Rule | np.dtype | str
 """The value of a rule: a cast policy, a function of the equation, a dtype, ``"float8"`` or a
@@ -28,17 +28,17 @@ PolicyRule: TypeAlias = tuple[str, str, What]
 """A scope pattern, the name of a primitive or ``"*"``, and the value of the rule."""
 
 WITHOUT_POLICY: frozenset[str] = STRUCTURAL | TRACED_FOR_DTYPES
-"""Primitives that take no cast policy; a rule for ``"*"`` leaves them out."""
+"""Primitives that take no cast policy; a cast policy for ``"*"`` skips them."""
 
 _IN_CODE = 2
 
 
 def as_rules(value: Any) -> tuple[PolicyRule, ...]:
-    """Returns the rules of a policy, checked; of equal ones the last stays.
+    """Returns the checked rules of a policy, without rules that a later rule replaces.
 
     Raises:
         TypeError: ``value`` is no tuple of triples, or holds a wrong type.
-        ValueError: There is no such cast policy, dtype or precision.
+        ValueError: A cast policy, dtype or precision does not exist.
     """
     is_tuple = isinstance(value, tuple)
     if not is_tuple or not all(isinstance(r, tuple) and len(r) == 3 for r in value):
@@ -49,30 +49,30 @@ def as_rules(value: Any) -> tuple[PolicyRule, ...]:
         name = primitive_name(primitive)
         read = as_what(what, name)
         key = check_pattern(scope), name, _question(read)
-        # Of rules that match alike the last wins, so that a repeated one moves to the end.
+        # The later of two rules wins, so a rule that is given again moves to the end.
         found.pop(key, None)
         found[key] = read
     return tuple((scope, name, what) for (scope, name, _), what in found.items())
 
 
 def _question(what: What) -> Literal["policy", "dtype", "precision"]:
-    """Returns the kind of a rule's value: rules of different kinds do not compete."""
+    """Returns the kind of a rule's value. Only rules of one kind compete."""
     if isinstance(what, str):
         return "dtype" if what == FLOAT8 else "precision"
     return "dtype" if isinstance(what, np.dtype) else "policy"
 
 
 def as_what(value: Any, primitive: str) -> What:
-    """Returns the value of a rule from any of its spellings.
+    """Returns the normalized value of a rule.
 
     Args:
-        value: A `CastPolicy`, a dtype, a precision, the name of one of them, ``"float8"``, or a
-            function.
+        value: A `CastPolicy`, a dtype, a precision, a name of these, ``"float8"``, or a function.
         primitive: The primitive, or ``"*"``.
 
     Raises:
         TypeError: ``value`` is none of these.
-        ValueError: There is no such cast policy, dtype or precision, or the primitive takes none.
+        ValueError: The cast policy, dtype or precision does not exist, or the primitive cannot take
+            it.
 
     Example:
         >>> as_what("float32", "tanh")
@@ -115,16 +115,16 @@ def as_what(value: Any, primitive: str) -> What:
 
 
 class Match(NamedTuple):
-    """A rule that matches the scope of an equation. Of several, the largest wins.
+    """A rule that matches the scope of an equation. Of several, the largest `rank` wins.
 
     Args:
-        depth: The depth of its scope.
-        kind: 0 for a rule for ``"*"``, 1 for one that names a primitive, 2 for
-            ``full_precision()`` and the like in the code.
-        position: Its position among the rules.
+        depth: The depth of the matched scope.
+        kind: 0 for a rule for ``"*"``, 1 for a rule for one primitive, 2 for a mark such as
+            ``full_precision()``.
+        position: The rule's position in the policy.
         primitive: The primitive, or ``"*"``.
-        what: Its value.
-        cause: Its name in reports.
+        what: The rule's value.
+        cause: The rule's name in reports.
     """
 
     depth: int
@@ -136,17 +136,17 @@ class Match(NamedTuple):
 
     @property
     def rank(self) -> tuple[int, int, int]:
-        """The key by which rules are compared."""
+        """The key that orders matches: depth, kind, position."""
         return self[:3]
 
 
 def match_in_code(depth: int, dtype: np.dtype, name: str) -> Match:
-    """Returns a mark on the name stack as a match, which wins over rules for its scope."""
+    """Returns the match for a mark on the name stack, which wins over rules for the same scope."""
     return Match(depth, _IN_CODE, 0, ANY, dtype, f"scope {name}")
 
 
 def matches(rules: Iterable[PolicyRule], names: Sequence[str]) -> list[Match]:
-    """Returns the rules of a policy that match a scope, given by its names, outermost first."""
+    """Returns a match for each rule whose pattern covers the scopes ``names``, outermost first."""
     found = []
     for i, (scope, name, what) in enumerate(rules):
         if (depth := match_depth(scope, names)) is not None:
@@ -155,12 +155,12 @@ def matches(rules: Iterable[PolicyRule], names: Sequence[str]) -> list[Match]:
 
 
 class Said(NamedTuple):
-    """The winning rules for an equation, one of each kind.
+    """The winning rules for an equation, at most one of each kind.
 
     Args:
-        dtype: The compute dtype of its scope.
-        policy: Its cast policy, or the function that decides on it.
-        precision: The precision of a product that stays float32.
+        dtype: The rule that sets the compute dtype.
+        policy: The rule with the cast policy or rule function.
+        precision: The precision of a product that stays in float32.
     """
 
     dtype: Match | None
@@ -169,9 +169,9 @@ class Said(NamedTuple):
 
     @property
     def rule(self) -> Rule | None:
-        """The cast policy, or the function that decides on it; None for nothing."""
+        """The cast policy or rule function that wins; None if no rule sets one."""
         what = None if self.policy is None else self.policy.what
-        # A primitive that a rule gives a 16-bit dtype runs in it.
+        # A rule with a 16-bit dtype for a named primitive lowers that primitive.
         return CastPolicy.LOWER_PRECISION_FP if isinstance(what, np.dtype) else what
 
 
@@ -179,8 +179,8 @@ def said_of(found: Iterable[Match], primitive: str) -> Said:
     """Returns the winning rules for an equation.
 
     Args:
-        found: The rules that match its scope.
-        primitive: The name of its primitive.
+        found: The matches with the scope of the equation.
+        primitive: The name of the equation's primitive.
 
     Example:
         >>> rules = as_rules((("*", "tanh", "fp32"), ("*/mlp", "*", "float32")))
@@ -191,7 +191,7 @@ def said_of(found: Iterable[Match], primitive: str) -> Said:
         (dtype('float32'), None)
     """
     dtype = policy = precision = None
-    for match in sorted(found, key=lambda match: match.rank):  # the last one wins
+    for match in sorted(found, key=lambda match: match.rank):  # the largest rank wins
         is_named = match.primitive == primitive
         if not is_named and match.primitive != ANY:
             continue
@@ -201,10 +201,10 @@ def said_of(found: Iterable[Match], primitive: str) -> Said:
         elif question == "dtype":
             dtype = match
             if is_named and match.what in COMPUTE_DTYPES:
-                policy = match  # the primitive runs in it
+                policy = match  # the dtype also decides how the primitive runs
         elif is_named or primitive not in WITHOUT_POLICY:
             policy = match
-    # A float32 scope competes with cast policies; a compute dtype does not.
+    # A scope in float32 competes with cast policies; a scope with a 16-bit compute dtype does not.
     lowers = dtype is None or isinstance(dtype.what, str) or dtype.what in COMPUTE_DTYPES
     if policy is not None and dtype is not None and not lowers:
         dtype, policy = (None, policy) if policy.rank > dtype.rank else (dtype, None)
@@ -212,7 +212,7 @@ def said_of(found: Iterable[Match], primitive: str) -> Said:
 
 
 def unmatched_patterns(policy: Any, scopes: Iterable[Sequence[str]]) -> tuple[str, ...]:
-    """Returns the scope patterns of a policy that match none of the scopes of a program.
+    """Returns the scope patterns of a policy that match no scope of a program.
 
     Example:
         >>> from jmp_autocast import BF16

@@ -1,4 +1,4 @@
-"""The default cast policy of every JAX primitive.
+"""The tables with the default cast policy of every JAX primitive.
 
 Sources: PyTorch 2.13's CUDA autocast lists (``ATen/autocast_mode.h``), the lists of TVM's and
 TensorFlow's mixed-precision passes, and PyTorch's CPU list for ``fft`` and linear algebra, which
@@ -14,19 +14,21 @@ from .cast_policy import CastPolicy, Rule
 from .equation_view import EquationView
 
 RULES_VERSION = "0.1"
-"""The version of these tables and of the planner. CHANGELOG.md lists the changes of each.
+"""The version of these tables and of the planner. CHANGELOG.md lists its changes.
 
-Raised with the first change after a release for which `nox -s dtypes` prints a program.
+It is raised once after a release, with the first change of a program's dtypes that `nox -s dtypes`
+reports.
 """
 
 
 def dot_rule(eqn: EquationView) -> CastPolicy:
-    """Matrix products are low; inner products of vectors promote, also of a batch of vectors.
+    """Matrix products are lowered; inner products of vectors promote, also in a batch.
 
-    PyTorch lists ``mm``, ``bmm``, ``linear`` as lower precision, and ``dot``, ``vdot`` as promote:
-    a vector product has no tensor-core kernel and is usually a norm or a solver's step. PyTorch's
-    ``vecdot`` is low; here ``vmap`` of an inner product must not change its dtype: in float16 a
-    vmapped conjugate gradient ended in NaN.
+    PyTorch lists ``mm``, ``bmm`` and ``linear`` as lower precision, and ``dot`` and ``vdot`` as
+    promote: an inner product has no tensor-core kernel, and is usually a norm or a solver's step.
+    PyTorch lowers ``vecdot``, a batch of inner products. Here a batch promotes, so that ``vmap``
+    does not change the dtype of an inner product: in float16, a vmapped conjugate gradient ended in
+    NaN.
     """
     if eqn.free_dimensions == (0, 0):
         return CastPolicy.PROMOTE
@@ -34,22 +36,22 @@ def dot_rule(eqn: EquationView) -> CastPolicy:
 
 
 def integer_pow_rule(eqn: EquationView) -> CastPolicy:
-    """Positive powers promote (GELU's cube); negative ones run in float32, like PyTorch's."""
-    # `x ** -2` of a float16 below 1/256 is beyond 65,504.
+    """Positive powers promote (the cube in GELU); negative powers run in float32, as in PyTorch."""
+    # In float16, `x ** -2` overflows for `x` below 1/256.
     negative = eqn.exponent is not None and eqn.exponent < 0
     return CastPolicy.FP32 if negative else CastPolicy.PROMOTE
 
 
 def div_rule(eqn: EquationView) -> CastPolicy:
-    """A literal over an array runs in float32 (PyTorch's ``__rtruediv__``); others promote."""
-    # `0 / x` is a mask that happens to be written as a quotient: exact in every dtype.
+    """A number over an array runs in float32 (``__rtruediv__`` in PyTorch); others promote."""
+    # `0 / x` promotes, because it is exact in every dtype.
     if eqn.literals[0] not in (None, 0.0) and eqn.literals[1] is None:
         return CastPolicy.FP32
     return CastPolicy.PROMOTE
 
 
-# Rounding commutes with these: they only move, replicate or select elements of one operand, and
-# they are linear in it. A source that passes through stays one.
+# Rounding commutes with these primitives: each is linear, and only moves, copies or selects
+# elements of one operand. If that operand is a source, so is the result.
 DATA_MOVEMENT = frozenset(
     """
     reshape transpose broadcast_in_dim broadcast_to squeeze rev slice dynamic_slice gather split
@@ -74,8 +76,8 @@ _NAMES: dict[CastPolicy, str] = {
     cholesky cholesky_update eig eigh geqp3 geqrf hessenberg householder_product lu ormqr qr schur
     svd symmetric_product triangular_solve tridiagonal tridiagonal_solve fft
     """,
-    # A window is a reduction, too: in bfloat16 the mean of a 64 x 64 window of 20.0 was 2.0,
-    # in float16 its sum, 81,920, as infinity.
+    # A window sum is a reduction, too. The mean over a 64 x 64 window of 20.0 was 2.0 in bfloat16,
+    # and in float16 its sum, 81,920, was infinite.
     CastPolicy.FP32_SET_OPT_DTYPE: (
         "reduce_sum reduce_prod reduce_window_sum cumsum cumprod cumlogsumexp"
     ),
@@ -124,7 +126,7 @@ _NAMES: dict[CastPolicy, str] = {
     """,
 }
 
-# The inputs and outputs of these primitives are those of the one jaxpr that each of them holds.
+# Each of these primitives holds one jaxpr, and has the same inputs and outputs as that jaxpr.
 CALLS = frozenset(
     """
     jit closed_call core_call call eval_jaxpr compute_on xla_metadata_call
@@ -132,7 +134,7 @@ CALLS = frozenset(
     """.split()
 )
 
-# These primitives have no cast policy: each has a planning rule in `interpreters/plan`.
+# These primitives have no cast policy: each has a planning function in `interpreters/plan`.
 STRUCTURAL = CALLS | frozenset(
     """
     convert_element_type optimization_barrier source_view accumulate
@@ -141,8 +143,8 @@ STRUCTURAL = CALLS | frozenset(
     """.split()
 )
 
-# The parameters of these primitives hold a program for the dtypes of the operands. Bound on others,
-# the primitives fail in the middle of a trace, or misread the bits.
+# The parameters of these primitives hold a program that was traced for the operands' dtypes. With
+# operands of other dtypes, a primitive fails in the middle of a trace or misreads the bits.
 TRACED_FOR_DTYPES = frozenset(
     """
     pallas_call core_map mpmd_map tpu_custom_call mosaic_gpu mosaic_gpu_p call_exported ffi_call
@@ -150,21 +152,22 @@ TRACED_FOR_DTYPES = frozenset(
     """.split()
 )
 
-# Contractions multiply and sum, as tensor cores do.
+# The products that tensor cores compute.
 CONTRACTIONS = frozenset("dot_general conv_general_dilated ragged_dot_general".split())
 
 MOST_THAT_CANNOT_PAY: Mapping[str, int] = MappingProxyType(dict.fromkeys(CONTRACTIONS, 4))
-"""The most summed elements for which a product gains nothing from a matrix unit, as in rotations.
+"""The largest contracted size for which a product gains nothing from a matrix unit.
 
-A product over 4 elements does 8 operations for each element of its result, 2 a byte in float32, in
-a batch as well. An H100 does 20 a byte without its matrix units (67 TFLOP/s and 3.35 TB/s, NVIDIA's
-data sheet), so that memory decides; its units add up 8 elements of 16 bits at least
-(``mma.m16n8k8``, PTX ISA), and the units of a TPU 128."""
+Rotations are such products. A product over 4 elements does 8 operations for each element of its
+float32 result: 2 operations a byte, also in a batch. An H100 does 20 operations a byte without its
+matrix units (67 TFLOP/s and 3.35 TB/s, NVIDIA's data sheet), so that such a product is limited by
+memory. Matrix units sum at least 8 elements of 16 bits on an H100 (``mma.m16n8k8``, PTX ISA), and
+128 on a TPU."""
 
 
-# PyTorch's CUDA lists leave these out: there they run in float32 inside and return the dtype of
-# their operands. Here they return float32 to their consumers, and the operands' dtype as outputs of
-# a program under ``output_dtype="computed"``.
+# PyTorch's CUDA lists leave these operations out: PyTorch computes them in float32 and returns the
+# dtype of the operands. Here the consumers of such a result get float32. Only as an output of the
+# program, with ``output_dtype="computed"``, is the result in the dtype of the operands.
 RETURNS_OPERAND_DTYPE = frozenset(
     """
     exp2 acosh asinh atan atanh lgamma digamma cumlogsumexp scatter-add scatter-sub scatter-mul
@@ -177,8 +180,8 @@ FUNCTIONS_RETURNING_OPERAND_DTYPE = frozenset(
     """.split()
 )
 
-# PyTorch runs these in float32. Here parts of them stay in 16 bits as long as their consumers lose
-# nothing: powers, and the copied elements of ``jax.image.resize``.
+# PyTorch runs these operations in float32. Here powers, and the copied elements of
+# ``jax.image.resize``, stay in 16 bits if their consumers lose nothing.
 RETURNS_FLOAT32 = frozenset(("square", "integer_pow"))
 FUNCTIONS_RETURNING_FLOAT32 = frozenset(("_resize", "softplus"))
 
@@ -199,4 +202,4 @@ def _build() -> dict[str, Rule]:
 
 
 DEFAULT_RULES: Mapping[str, Rule] = MappingProxyType(_build())
-"""Primitive name to rule, for every primitive that is not structural."""
+"""The rule of each primitive that is not structural, by the primitive's name."""

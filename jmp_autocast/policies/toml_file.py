@@ -1,7 +1,7 @@
-"""Policies as TOML files, for a person to read, change and keep under version control.
+"""Policies as TOML files that a person can read, change and keep under version control.
 
-A file is data. Reading one compares words with lists of words: it imports nothing, runs nothing
-and registers nothing, and the primitives that it names need not exist.
+A file is data: reading a file imports, runs and registers nothing. The primitives that a file names
+need not exist.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .rules import ANY
 from .tables import RULES_VERSION
 
 VERSION = 2
-"""Raised when a file gets a meaning that an older reader would miss."""
+"""The version of the file format, raised when an older reader would misread a new file."""
 
 _HEADER = """\
 # A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
@@ -40,7 +40,7 @@ _KEYS = ("compute_dtype", "output_dtype", "level", "rules", "matmul")
 
 
 def policy_text(policy: Any) -> str:
-    r"""Returns the text of the file of a `Policy`.
+    r"""Returns the text of a file that holds a `Policy`.
 
     Raises:
         TypeError: A rule is a function.
@@ -82,7 +82,7 @@ def policy_text(policy: Any) -> str:
 
 
 def _words(scope: str, primitive: str, what: Any) -> tuple[str, str, str]:
-    """Returns the three words of a rule in a file."""
+    """Returns a rule as the three words that a file holds."""
     if isinstance(what, str):
         return scope, primitive, what
     if isinstance(what, CastPolicy | np.dtype):
@@ -95,9 +95,10 @@ def _words(scope: str, primitive: str, what: Any) -> tuple[str, str, str]:
 
 
 def _quoted(text: str) -> str:
-    text.encode()  # raises for half of a surrogate pair, which TOML cannot escape
-    # JSON and TOML escape alike. TOML demands it of control characters alone; here, of all that an
-    # editor would hide or misplace: U+202E reverses the direction of the text after it.
+    text.encode()  # raises for a lone surrogate, which TOML cannot escape
+    # TOML has the escapes of JSON. Beyond the control characters that TOML requires, every
+    # character that an editor would hide or misplace is escaped, such as U+202E, which reverses the
+    # text after it.
     characters = json.dumps(text, ensure_ascii=False)
     return "".join(c if c.isprintable() else f"\\U{ord(c):08X}" for c in characters)
 
@@ -107,17 +108,18 @@ def policy_fields(content: bytes) -> dict[str, Any]:
 
     Raises:
         TypeError: A value has the wrong type.
-        ValueError: The content is not TOML, has no version or another one, or an unknown key.
+        ValueError: The content is not TOML, has an unknown key, or lacks this version of the
+            format.
     """
     try:
-        # Some editors of Windows put a byte order mark in front, which is no TOML.
+        # Some Windows editors write a byte order mark, which TOML does not allow.
         table = tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # also an integer of too many digits
+    except (ValueError, RecursionError) as error:  # also for too many digits
         raise ValueError(
             f"it is not valid TOML: {shown(str(error))}. Compare it with a file that Policy.save "
             "writes."
         ) from None
-    # First: another version may have keys that are unknown here.
+    # Versions are checked first, because another version may have keys that this one lacks.
     _check_versions(table.pop("version", None), table.pop("rules_version", RULES_VERSION))
     for key in table:
         if key not in _KEYS:
@@ -133,7 +135,7 @@ def policy_fields(content: bytes) -> dict[str, Any]:
 
 
 def _check_versions(version: Any, rules_version: Any) -> None:
-    """Raises for another version of the format, and warns of one of the rules."""
+    """Raises for another version of the format; warns of another version of the default rules."""
     if version != VERSION:
         raise ValueError(
             f"version must be {VERSION}, got {shown(version)}: a newer one needs a newer "
@@ -157,7 +159,7 @@ def _rules(value: Any) -> tuple[tuple[Any, ...], ...]:
         raise wrong_type("rules must be an array of three words each", value, fix)
     known = known_primitives()
     for _, name, _ in value:
-        # A primitive of a package that is not loaded yet is unknown, too, and no misspelling.
+        # An unknown name may belong to a package that is not loaded yet; only a near miss warns.
         if not isinstance(name, str) or name == ANY or name in known:
             continue
         if hint := function_hint(name) or did_you_mean(name, known, cutoff=0.8):
