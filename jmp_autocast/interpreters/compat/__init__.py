@@ -210,8 +210,7 @@ def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list
 
 @functools.lru_cache(maxsize=16)
 def _inlined_call(context: Hashable) -> tuple[Any, dict[str, Any]]:
-    """Returns the primitive and the parameters of an inlined ``jit`` with one operand and result.
-    """
+    """Returns the primitive and the parameters of an inlined ``jit`` of one array."""
 
     def repeated_line(x: Any) -> Any:
         return -x
