@@ -16,7 +16,7 @@ from ..scopes import BECAUSE, CAST, FULL, GOVERNED, mark, read_mark
 from .compat import JaxprEqn, scope_names
 
 AS_DECLARED = (mark(GOVERNED),)
-"""The path of a jaxpr that runs in its declared dtypes, whatever the policy says."""
+"""The scope path of a jaxpr in which nothing is lowered, whatever the policy says."""
 
 # Prefixes of marks that record a transformation and have no effect on the dtype.
 _OF_CALLS = (BECAUSE, CAST)

@@ -1,4 +1,4 @@
-"""The adapters to JAX: the only package that depends on JAX's version or on its private names.
+"""Adapters to JAX. Only this package depends on JAX's version or on its private names.
 
 An adapter for one version names that version. Supported: JAX 0.10 to the newest release.
 """
@@ -196,7 +196,7 @@ def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list
 
     Args:
         function: A function of arrays, which returns a list of arrays.
-        types: The types of the arrays.
+        types: The types of its arguments.
     """
     closed = fresh_make_jaxpr(function, *types)
     primitive, of_one = _inlined_call(trace_context())
@@ -225,7 +225,7 @@ _INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 @contextlib.contextmanager
 def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
-    """Gives the equations bound inside the source line and name stack of the user's equation.
+    """Returns a context whose equations get the source line and name stack of a user's equation.
 
     Args:
         eqn: The user's equation.
@@ -418,7 +418,7 @@ def is_staged(x: Any) -> bool:
 
 
 def is_computed_now(x: Any) -> bool:
-    """Returns whether a value is concrete: an array, or an array behind eager transformations."""
+    """Returns whether a value is an array, or a tracer of eager transformations around one."""
     while isinstance(x, Tracer) and not is_staged(x):
         inside = getattr(x, "primal", getattr(x, "val", None))
         if inside is None:
@@ -430,8 +430,7 @@ def is_computed_now(x: Any) -> bool:
 def is_in_eager_shard_map(x: Any) -> bool:
     """Returns whether a value is a shard of an array in a ``shard_map`` outside of any ``jit``.
 
-    Such a body is never differentiated, and JAX 0.10 to 0.12 refuse rules with symbolic zeros in
-    it.
+    Nothing is differentiated there, and JAX 0.10 to 0.12 refuse rules with symbolic zeros.
     """
     while type(x).__name__ == "BatchTracer":
         x = x.val

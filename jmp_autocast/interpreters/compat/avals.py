@@ -30,10 +30,9 @@ def is_ref(aval: Any) -> bool:
 
 
 def may_change(aval: Any) -> bool:
-    """Returns whether a trace may change the contents of values of a type, other than of a ref.
+    """Returns whether a trace may change values of a type other than refs: Flax's variables.
 
-    No jaxpr can be traced from such a type alone, because the type does not describe the contents
-    (JAX's "quasi-dynamic data" do). Flax's hijax variables have such types.
+    No jaxpr can be traced from such a type alone, because the type does not describe the contents.
     """
     return bool(getattr(aval, "has_qdd", False))
 
@@ -116,7 +115,7 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def has_other_cotangent(aval: Any) -> bool:
-    """Returns whether a value's cotangent has another type, as that of an unreduced array has."""
+    """Returns whether the cotangent of a value has another type, as for an unreduced array."""
     return aval.to_ct_aval() != aval
 
 

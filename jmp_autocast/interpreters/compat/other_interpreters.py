@@ -39,7 +39,7 @@ def _add(rules: dict[Any, Any] | None, rule: Callable[..., Any]) -> None:
 def _series(
     primitive: Any, primals: Sequence[Any], series: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
-    # `jet` works here on Taylor coefficients that are not scaled by factorials.
+    # A rule of `jet` takes and returns Taylor coefficients that are not scaled by factorials.
     jet = private("jax.experimental.jet.jet")
     function = plain_function(primitive, params, jax.default_backend())
     return jet(function, primals, series, factorial_scaled=False)

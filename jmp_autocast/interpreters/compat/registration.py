@@ -1,7 +1,7 @@
-"""Registers the package's own primitives: JAX has no public API for its tables of rules.
+"""Registers the package's own primitives with JAX.
 
-The rules are beside each primitive, in `interpreters/primitives`. This module needs no adapters:
-the tables are the same in all supported JAX versions.
+The rules are beside each primitive, in `interpreters/primitives`. JAX's tables of rules have no
+public API, but are the same in all supported versions.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def plain_function(
 
 
 def lowers_to_operand(primitive: Any, position: int) -> None:
-    """Lowers a primitive to the operand at a position, without an operation."""
+    """Lowers a primitive to one of its operands, without an operation."""
     mlir.register_lowering(primitive, lambda ctx, *operands, **_: [operands[position]])
     STAND_INS[primitive] = {"default": lambda *operands, **_: operands[position]}
 

@@ -137,13 +137,13 @@ class _Network:
         """Returns the node of an operand from which a step recomputes its result."""
         if step.level == v.level or v in self.fixed or v.is_stored:
             return 2 * self.number[v] + 1
-        # A step on a later level can read the value only if it is kept, by a node with its own
+        # On a later level, the value is available only if it is kept: it gets a node with its own
         # cost.
         return self.behind.setdefault(v, self.sink + 1 + len(self.behind))
 
     def cut(self, price: float) -> Cut:
         """Returns the minimum cut at a cost of ``price`` kept bytes for each recomputed byte."""
-        # The import is slow. Here, only programs with planned residuals wait for it.
+        # Imported here, because the import is slow and most programs plan no residuals.
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 

@@ -34,7 +34,7 @@ _OPAQUE: frozenset[str] = frozenset()
 
 
 class Role(enum.Enum):
-    """The role of an input of a jaxpr in its backward pass."""
+    """How an input of a jaxpr is stored: in memory anyway, or only if it is kept."""
 
     PARAM = "param"
     """A parameter. It is in memory anyway, and so are its moves and casts."""

@@ -116,7 +116,8 @@ def _segment(group: Sequence[Step], cut: Cut) -> Unit:
         tuple(ordered),
         tuple(inputs),
         tuple(v for step in group for v in step.results),
-        # A contraction's result is excluded by its level: its consumers are on the next level.
+        # Excludes the results of contractions, which have a higher level: only later units consume
+        # them.
         frozenset(v for v in made & cut.kept if v.level == group[0].level),
         is_segment=True,
     )

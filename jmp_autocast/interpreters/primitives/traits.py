@@ -20,7 +20,7 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | repeats | returns elements of operand 0, and its transpose may add up their cotangents |
 | damps | has a slope of at most 1/4: a rounding error of its operand does not add up in a loop |
 | saturates | flattens towards a limit: 16 bits round to the limit, float32 does not |
-| log0, div1 | is infinite or very steep near some values, there operand 0, or 1, needs its digits |
+| log0, div1 | is infinite or very steep near some values of operand 0, or 1: it needs its digits |
 | redispatch | has its update computation as a parameter of fixed dtype: it is emitted anew |
 | first | has the values of operand 0; other operands are indices, padding or a copy of it |
 | whole | returns each element of operand 0: the largest element is the same |
@@ -150,10 +150,10 @@ DERIVATIVES: Mapping[str, Mapping[int, Callable[[int], float]]] = MappingProxyTy
         "cbrt": {0: lambda n: -2 / 3},
     }
 )
-"""For each operand, by position, the power of it that JAX's derivative by it computes; ``n`` is the
-exponent of the equation. Primitives that run in float32 by policy (an exponential, a reciprocal,
-`rsqrt`, `tan`) are absent, because their derivatives run in float32, too. A test derives the powers
-from JAX.
+"""By primitive and operand, the exponent of the operand in JAX's derivative with respect to it;
+``n`` is the equation's own exponent. Primitives that run in float32 by policy (an exponential, a
+reciprocal, `rsqrt`, `tan`) are absent, because their derivatives run in float32, too. A test
+derives the powers from JAX.
 """
 
 
@@ -219,9 +219,9 @@ _BACKWARD_NAMES = frozenset(
 # | elementwise | computes an element of its result from that element of each operand alone |
 # | reduces | may have a result much smaller than its operand, which is then kept, not recomputed |
 # | contracts | is never computed again; its operands may be |
-# | linear | has a derivative that reads no float operand, but for a select its predicate |
+# | linear | has a derivative that reads no float operand: that of a select reads its predicate |
 # | bilinear | is linear in operand 0 and in operand 1: the derivative by one reads the other |
-# | linear0 | is linear in operand 0 only: if operand 1 has no derivative, only operand 1 is read |
+# | linear0 | is linear in operand 0 only: the derivative by operand 0 reads operand 1 alone |
 # | flat | has the derivative zero |
 #
 # A derivative reads all float operands, unless one of the last four words says otherwise.
@@ -246,7 +246,7 @@ _BACKWARD_ROWS: dict[str, str] = {
     "iota": "cheap flat",
     "argmax argmin reduce_and reduce_or": "cheap flat reduces",
     "dot_general conv_general_dilated ragged_dot_general accumulate": "contracts bilinear",
-    # Not cheap, because operands are large or on other devices. The derivative reads indices.
+    # These are not cheap, because operands are large or on other devices. Derivatives read indices.
     """gather pick dynamic_slice dynamic_update_slice scatter-add scatter-sub cumsum fft
     reduce_window_sum name optimization_barrier device_put with_memory_space_constraint reshard
     relayout layout_constraint pvary pbroadcast pbroadcast_dynamic reduced_vary_cast

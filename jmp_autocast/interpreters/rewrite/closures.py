@@ -66,7 +66,7 @@ class ClosedOver:
         held: list[tuple[Any, set[Any]]],
         seen: dict[int, tuple[AnyJaxpr, set[Any]]],
     ) -> set[Any]:
-        """Returns the variables that rules in a jaxpr hold, and appends each equation's to `held`.
+        """Returns the variables that rules in a jaxpr hold; `held` gets those of each equation.
 
         A jaxpr that several equations call is searched once. Otherwise, the time would grow
         exponentially if each jitted function calls another one twice.

@@ -1,4 +1,4 @@
-"""Rebuilds custom derivative and batching rules around the rewritten user's rule.
+"""Rebuilds custom derivative and batching rules, with the user's rule rewritten.
 
 JAX's public transforms differentiate (or batch) the original primitive in the declared dtypes,
 which runs the user's rule. The resulting jaxpr is planned and rewritten like any other. So this
@@ -109,7 +109,7 @@ def _emitted(
 
 
 def _as_in(dtype: Any) -> Request:
-    """Returns the request for a rule's result that must have the dtype of the function's result."""
+    """Returns the request for a result of a rule, in the dtype of the function's result."""
     return Request(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else 0)
 
 

@@ -4,8 +4,8 @@ In a model of twelve layers without a loop, each line of a layer recurs twelve t
 are emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes
 and lowers once. The emitted program has the same equations in the same order as without this
 module. The key of the jaxpr consists of the plans, types, literals and the names relative to the
-line. Lines are outlined and not layers, because JAX gives all inlined equations the source line of
-the call.
+line. Lines are outlined instead of layers, because JAX gives all inlined equations the source line
+of the call.
 """
 
 from __future__ import annotations
@@ -172,9 +172,9 @@ def _parts(
     moved: Mapping[Any, int],
     often: frozenset[Any],
 ) -> tuple[list[Hashable], list[Any], list[Any], list[int]]:
-    """Returns an occurrence's key without plans, its operands, its results, and its used operands.
+    """Returns an occurrence's key without plans, its operands, its results and `used_later`.
 
-    The used operands are positions of the operands that later equations consume.
+    ``used_later`` holds the positions of the operands that equations after the line consume.
     """
     numbers: dict[Any, int] = {}
     operands: list[Any] = []
@@ -202,7 +202,7 @@ def _parts(
 
 
 def _period(keys: Sequence[Any]) -> int:
-    """Returns after how many equations a line repeats; the number of equations if it does not."""
+    """Returns the number of equations after which a line repeats; all if it does not repeat."""
     latest: dict[Any, int] = {}
     distances: Counter[int] = Counter()
     for i, key in enumerate(keys):

@@ -185,7 +185,7 @@ class Rewriter(KeepsValues):
     def _is_flat(self, given: Sequence[Value]) -> bool:
         """Returns whether each equation is bound by itself, and no repeated line is outlined.
 
-        Outside of `jit`, and with checks, labels or callbacks, it is.
+        This holds outside of `jit`, and with checks, labels or callbacks.
         """
         is_watched = self.label or self.planned or is_checked() or self.closed_over.holds_any
         return (
@@ -286,7 +286,7 @@ class Rewriter(KeepsValues):
         # These 16-bit operands are broadcast here, because the transpose of the broadcast that JAX
         # would insert adds up in 16 bits.
         for i in action.replicates:
-            if "axes" in eqn.params:  # the float32 view counts the ties of a maximum
+            if "axes" in eqn.params:  # the ties of a maximum are counted in float32
                 full = replication(eqn, arrays)(operands[i].read(FLOAT32))
                 return [cast(full, arrays[i].dtype)]
             broadcast, is_bias = replication(eqn, arrays), i in action.biases
@@ -389,7 +389,7 @@ class Rewriter(KeepsValues):
             args: Its arguments, in their current dtypes.
             requests: The requests for its outputs.
             of: The plan of the function that has the rule; its path is the rule's scope. The rule
-                may be lowered even if the function has nothing to lower, such as a product of 8-bit
+                may be lowered even if the function has nothing to lower: a product of 8-bit
                 integers, or a kernel with a backward pass in JAX.
         """
         closed = self.planner.prepare(self.closed_over.live(closed), of.path)

@@ -69,7 +69,7 @@ class Value:
         self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
     def read(self, dtype: np.dtype | None) -> Any:
-        """Returns the value in a dtype; None for its own dtype."""
+        """Returns the value in a dtype, or in its own dtype if ``dtype`` is None."""
         if dtype is None or self.array.dtype == dtype:
             if not self.meets_in_float32:
                 return self.array
@@ -87,12 +87,12 @@ class Value:
         The transpose of a broadcast is a sum. Over 4,096 pixels, a sum of 16-bit cotangents stops
         growing at 256.
         """
-        # Only its transpose reads the float32 broadcast: XLA removes it from the forward pass.
+        # Only the transpose of the float32 broadcast needs it: XLA removes it from the forward
+        # pass.
         compute_dtype = dtype or self.array.dtype
         copy = self.copy(compute_dtype)
         low = broadcast(copy)
-        # For a bias, float32 is a second cast of the 16-bit copy, whose transpose rounds the
-        # gradient.
+        # A bias is cast to 16 bits and back, so that the transpose rounds its gradient.
         full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
@@ -126,7 +126,7 @@ class Value:
 
     @contextlib.contextmanager
     def _where_made(self) -> Iterator[None]:
-        """Returns the context in which copies are made; for a source that is no tracer, trace time.
+        """Returns the context of copies: trace time for a source that is no tracer.
 
         The mesh is the value's own, which is empty for an array from outside of meshes. The first
         consumer may be under another mesh: `x.at[i].get(out_sharding=...)` of an explicitly sharded
