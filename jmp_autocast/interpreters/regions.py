@@ -22,9 +22,8 @@ AS_DECLARED = (mark(GOVERNED),)
 _OF_CALLS = (BECAUSE, CAST)
 
 PlansProduct: TypeAlias = Callable[..., Any]
-"""The type of functions that plan a product otherwise than in the compute dtype, see
-`plan/copies.py`. The arguments are the product (`Context`), its plan in the compute dtype, and
-whether gradients of sources are float32. The result is the new plan.
+"""The type of `Region.product`. The arguments are a product (`Context`), its plan in the compute
+dtype, and whether gradients of sources are float32. The result is the new plan: `plan/copies.py`.
 """
 
 

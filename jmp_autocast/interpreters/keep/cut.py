@@ -1,10 +1,9 @@
 """Chooses the values to keep for the backward pass, by a minimum cut.
 
-A value is either kept, at the cost of its bytes, or recomputed from values that are themselves kept
-or recomputed. The cheapest choice is a minimum cut between the inputs of the program and the
-operands of the derivatives. The cut recomputes the values that a person would choose (the
-normalized values of a LayerNorm, the chain of a GELU, a softmax from its scores) without a rule for
-any of them.
+A value is either kept, at the cost of its bytes, or recomputed from values that are kept or
+recomputed, too. The cheapest choice is a minimum cut between the inputs and the operands of the
+derivatives. The cut recomputes the values that a person would choose (the normalized values of a
+LayerNorm, the chain of a GELU, a softmax from its scores) without a rule for any of them.
 """
 
 from __future__ import annotations
@@ -154,7 +153,7 @@ class _Network:
                 for v, i in self.number.items()
                 if v not in self.fixed and v not in self.forced
             ]
-        # A program without arrays has no edges, and an empty list would have the wrong shape.
+        # Without arrays there are no edges.
         rows, columns, costs = np.array(edges, np.int64).reshape(-1, 3).T
         shape = (self.sink + 1 + len(self.behind),) * 2
         capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # sums parallel edges

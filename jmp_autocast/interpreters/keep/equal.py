@@ -135,7 +135,7 @@ def _key(x: Any) -> Hashable:
         return str(x.dtype), x.shape, x.tobytes()
     if not has_hash(x):
         return id(x)
-    # The type and the string distinguish 0, False and -0.0, which compare as equal.
+    # 0, False and -0.0 compare as equal. The type and the string distinguish them.
     return type(x), x, str(x) if isinstance(x, float) else ""
 
 

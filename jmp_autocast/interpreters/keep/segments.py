@@ -21,8 +21,8 @@ class Unit:
 
     Args:
         steps: The steps, in program order. A step may be in several segments.
-        inputs: The operands of a segment that other units compute.
-        outputs: The results of a segment that other units consume.
+        inputs: The operands of a segment that its own steps do not compute.
+        outputs: The results of a segment that are used outside of it.
         saved: The results inside a segment that are kept.
         is_segment: Whether the steps become one `jax.checkpoint`.
     """

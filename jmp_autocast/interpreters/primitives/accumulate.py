@@ -363,8 +363,8 @@ def _on_one_cpu(*operands: Any, low: np.dtype, **params: Any) -> Any:
     return _on_cpus(*operands, low=low, kernels=kernels, **params)
 
 
-# Functions that contract in the form of XLA:CPU's kernels. They take the operands, the parameters
-# and the result's dtype, and return None if the equation has no such form.
+# Functions that contract in the form of XLA:CPU's kernels. They return None if the equation has no
+# such form.
 _CPU_FORMS: dict[str, Callable[..., Any]] = {
     "dot_general": matmul,
     "conv_general_dilated": convolution,

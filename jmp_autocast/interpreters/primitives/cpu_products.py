@@ -44,8 +44,8 @@ def product(
     summed, batch = dimension_numbers
     summed = tuple(zip(*sorted(zip(*summed, strict=True)), strict=True))
     left, right = _Side.of(lhs, summed[0], batch[0]), _Side.of(rhs, summed[1], batch[1])
-    # Either operand can be the left one. The cost of a choice is the number of elements that are
-    # copied, with those of the result.
+    # Either operand can be the left one. The cost is the number of copied elements, with those of
+    # the result.
     moved = left.rows.size * right.rows.size
     direct = left.copied_left + right.copied_right + moved * exchanged
     crossed = right.copied_left + left.copied_right + moved * (not exchanged)

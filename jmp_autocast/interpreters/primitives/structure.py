@@ -91,8 +91,8 @@ class Structure:
     Args:
         bodies: Returns the bodies of an equation.
         rebind: Returns operands and parameters for a new equation. It takes an equation, its
-            operands, a jaxpr in place of each body, and the copies that each of these jaxprs takes.
-            None for a primitive that cannot be bound with other jaxprs.
+            operands, a jaxpr for each body, and the copies that each jaxpr takes. None for a
+            primitive that cannot be bound with other jaxprs.
         is_call: Whether its results are the results of its one body on its operands.
         isolates: Whether its body takes no copies of sources other than casts, because the body has
             a trace or shards of its own.

@@ -136,8 +136,8 @@ FOLDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "log": np.log,
     }
 )
-"""For a primitive whose operands are each filled with one known value, the function of these values
-that gives the value of the result.
+"""The function of a primitive for operands that are each filled with one known value: it gives the
+value of the result.
 """
 
 DERIVATIVES: Mapping[str, Mapping[int, Callable[[int], float]]] = MappingProxyType(

@@ -126,7 +126,7 @@ class Value:
 
     @contextlib.contextmanager
     def _where_made(self) -> Iterator[None]:
-        """Returns the context of copies: trace time for a source that is no tracer.
+        """Returns the context of copies, which are made at trace time for a concrete source.
 
         The mesh is the value's own, which is empty for an array from outside of meshes. The first
         consumer may be under another mesh: `x.at[i].get(out_sharding=...)` of an explicitly sharded
