@@ -54,7 +54,7 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 def equation_like(
     eqn: JaxprEqn, primitive: Any, operands: Sequence[Any], result: Any, params: dict[str, Any]
 ) -> Any:
-    """Returns an equation of another primitive with the scopes and the source line of an equation.
+    """Returns an equation of another primitive with the scopes and the source line of ``eqn``.
 
     Args:
         eqn: The equation, which has no effects.

@@ -37,7 +37,7 @@ class Role(enum.Enum):
     """How an input of a jaxpr is stored: in memory anyway, or only if it is kept."""
 
     PARAM = "param"
-    """A parameter. It is in memory anyway, and so are its moves and casts."""
+    """A parameter. It is in memory anyway, and its moves and casts are, too."""
     SLICE = "slice"
     """The slice of a stacked parameter that a loop reads in one iteration. It is in memory anyway.
     """

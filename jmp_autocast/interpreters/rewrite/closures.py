@@ -136,7 +136,7 @@ class ClosedOver:
 class KeepsValues:
     """Holds the values that rebuilt rules close over.
 
-    An outer `autocast` finds here the arrays that a rule rebuilt by an inner one closes over.
+    An outer `autocast` reads them from the rules that an inner `autocast` has rebuilt.
     """
 
     closed_over: ClosedOver = dataclasses.field(default_factory=ClosedOver, init=False)

@@ -67,7 +67,7 @@ def _declared_avals(variables: Sequence[Any]) -> list[Any]:
 
 
 def _has_tangent(aval: Any) -> bool:
-    """Returns whether a value has tangents, as float64 and complex values have, too."""
+    """Returns whether a value has tangents, which includes float64 and complex values."""
     return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
@@ -178,7 +178,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
             return out, [r for k, r in enumerate(residuals) if k not in box["refs"]]
 
         closed = fresh_make_jaxpr(original_forward, *avals)
-        # Outputs have the dtypes of the primal function; residuals stay in any dtype.
+        # Outputs get the dtypes of the primal function's results. Residuals keep the dtypes in
+        # which they are computed.
         requests = [_as_in(s.dtype) for s in inner.outputs]
         requests += [Request(needs=_LEADS)] * (len(box["avals"]) - len(box["refs"]))
         flat = rewriter.run(closed, xs, requests, inner)

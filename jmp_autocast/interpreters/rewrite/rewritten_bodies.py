@@ -22,7 +22,7 @@ from ..compat.keyed import Keyed
 from ..plan.data import EquationPlan, Plan
 from ..primitives.structure import STRUCTURES, Body, bodies, innermost_first, runs_again
 
-# Deeper than any model. Python's limit of 1,000 frames is 50 levels.
+# Calls are nested less deeply in any model. Python's limit of 1,000 frames is 50 levels.
 _DEEP = 16
 
 

@@ -107,7 +107,7 @@ class Value:
         return self.copy(dtype), self.array
 
     def copy(self, key: CopyKey) -> Any:
-        """Returns the copy of the value by a key, made once; a source's copy has no gradient."""
+        """Returns the copy of the value for a key, made once; a source's copy has no gradient."""
         if self.array.dtype == key:
             return self.array
         if key not in self.copies:
