@@ -30,9 +30,10 @@ def is_ref(aval: Any) -> bool:
 
 
 def may_change(aval: Any) -> bool:
-    """Returns whether a trace may change values of a type other than refs: Flax's variables.
+    """Returns whether a trace may change a value of this type. Refs do not count.
 
     No jaxpr can be traced from such a type alone, because the type does not describe the contents.
+    Flax's hijax variables have such types.
     """
     return bool(getattr(aval, "has_qdd", False))
 
