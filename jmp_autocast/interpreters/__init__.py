@@ -1,12 +1,11 @@
-"""trace -> before -> plan -> rewrite: the interpreters.
+"""The interpreters, in their order: `before`, `plan`, `rewrite`, `after`.
 
-`before` prepares a jaxpr, `plan` decides dtypes, `rewrite` emits them.
+`before` prepares a jaxpr, `plan` decides dtypes, and `rewrite` emits the program. `after` answers
+questions about a finished plan, for the rewriter and for reports.
 
-`after` answers what is asked of a finished plan, by the rewriter and by reports.
-
-Reading order: `primitives/traits.py` and `structure.py` (what is known of primitives),
-`plan/data.py` (what a plan says), `plan/planner.py` and `plan/equation.py` (how it is made),
-`rewrite/rewriter.py` (how it is carried out).
+Reading order: `primitives/traits.py` and `structure.py` (facts about primitives), `plan/data.py`
+(the contents of a plan), `plan/planner.py` and `plan/equation.py` (how a plan is made),
+`rewrite/rewriter.py` (how a plan is carried out).
 """
 
 from .plan import loops

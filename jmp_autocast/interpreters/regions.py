@@ -1,4 +1,4 @@
-"""The precision in force at an equation, from the scopes around it."""
+"""The precision in force at an equation, read from the scopes around it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from ..scopes import BECAUSE, CAST, FULL, GOVERNED, mark, read_mark
 from .compat import JaxprEqn, scope_names
 
 AS_DECLARED = (mark(GOVERNED),)
-"""The path of a jaxpr in which nothing is lowered, whatever the policy says."""
+"""The scope path of a jaxpr in which nothing is lowered, whatever the policy says."""
 
-# Names that record a transformation and have no effect on the dtype.
+# Prefixes of marks that record a transformation and have no effect on the dtype.
 _OF_CALLS = (BECAUSE, CAST)
 
 PlansProduct: TypeAlias = Callable[..., Any]
-"""From a product (`Context`), its plan in the compute dtype, and whether gradients of sources are
-float32, to the plan that an extension makes of it: `plan/copies.py`."""
+"""The type of `Region.product`. The arguments are a product (`Context`), its plan in the compute
+dtype, and whether gradients of sources are float32. The result is the new plan: `plan/copies.py`.
+"""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -31,14 +32,14 @@ class Region:
     """The precision in force at an equation.
 
     Args:
-        compute_dtype: The dtype of matmuls, None to lower nothing.
-        governed: An inner autocast has already planned the region.
-        cause: The scope that decides.
+        compute_dtype: The dtype of matmuls; None if nothing is lowered.
+        governed: Whether an inner autocast has already planned the region.
+        cause: The scope that decides the dtype.
         names: The enclosing scopes that the policy's patterns can match.
-        rule: The policy's rule for the equation; None without one.
-        precision: The precision of float32 products, None for that of each equation.
-        default_precision: The precision of products without one in policy and program.
-        product: Plans products that run otherwise than in the compute dtype; None for none.
+        rule: The policy's rule for the equation, or None.
+        precision: The precision of float32 products; None if each product keeps its own.
+        default_precision: The precision of products for which neither policy nor program has one.
+        product: Plans products otherwise than in the compute dtype; None if all run in it.
     """
 
     compute_dtype: np.dtype | None
@@ -52,16 +53,16 @@ class Region:
 
     @property
     def lowers(self) -> bool:
-        """Whether anything is lowered here: elsewhere a program stays as it is written."""
+        """Whether anything is lowered here; if not, the equation stays as it is written."""
         return self.compute_dtype is not None
 
     def may_change(self, primitive: str) -> bool:
-        """Returns whether a pass of `before` may rewrite the equation.
+        """Returns whether a pass of `before` may rewrite an equation of the region.
 
-        A function among the user's rules may expect the equation as it was traced.
+        A user's rule that is a function may expect the equation as it was traced.
 
         Args:
-            primitive: The name of its primitive.
+            primitive: The name of the equation's primitive.
         """
         rule, origin = known_rule(primitive, self.rule)
         return self.lowers and (
@@ -70,17 +71,18 @@ class Region:
 
 
 RegionOf: TypeAlias = Callable[[Any], Region]
-"""From an equation to its region."""
+"""The type of functions from an equation to its region."""
 
 
 class Regions:
-    """The regions of a program: one instance per trace.
+    """The regions of a program; each trace has its own instance.
 
     Args:
         policy: The policy of the program.
-        marks_only: No pattern or rule of the policy matches names: only marks matter, and a layer
-            at 96 paths is planned once.
-        product: From the policy's choice for a scope to `Region.product`; None for none.
+        marks_only: Whether no pattern or rule of the policy matches names. Then only marks matter,
+            and a layer that is called in 96 scopes is planned once.
+        product: Returns `Region.product` for the policy's choice for a scope; None for no such
+            choice.
         default_precision: As for `Region`.
     """
 
@@ -96,18 +98,18 @@ class Regions:
         self._product = product or (lambda _: None)
         self._marks_only = marks_only
         self._compute_dtype = np.dtype(policy.compute_dtype)
-        # Primitives that no rule names share a region, except those that take no cast policy.
+        # Primitives without a rule share one region per path, unless they take no cast policy.
         self._named = WITHOUT_POLICY.union(name for _, name, _ in policy.rules)
         self._matches: dict[tuple[str, ...], list[Match]] = {}
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...], str], Region] = {}
 
     @property
     def scopes(self) -> list[tuple[str, ...]]:
-        """The scopes of all regions so far."""
+        """The scopes of all regions that were asked for so far."""
         return list(dict.fromkeys(path + names for path, names, _ in self._found))
 
     def at(self, path: tuple[str, ...], eqn: JaxprEqn) -> Region:
-        """Returns the precision at an equation.
+        """Returns the region of an equation.
 
         Args:
             path: The scopes around its jaxpr that the policy's patterns can match.
@@ -116,7 +118,7 @@ class Regions:
         names, primitive = scope_names(eqn), eqn.primitive.name
         key = path, names, primitive if primitive in self._named else ""
         if key not in self._found:
-            # Scopes that no pattern matches would only make equal regions differ.
+            # Names that no pattern matches are dropped, so that regions compare as equal.
             seen = names
             if self._marks_only:
                 seen = tuple(name for name in names if read_mark(name) is not None)
@@ -141,7 +143,7 @@ class Regions:
 
 
 def _matches_in_code(names: Sequence[str]) -> Iterator[Match]:
-    """Yields ``full_precision()`` and ``compute_precision()`` in the code as rules."""
+    """Yields each ``full_precision()`` and ``compute_precision()`` scope among names as a match."""
     for i, found in enumerate(map(read_mark, names)):
         if found is not None and not found.startswith(_OF_CALLS):
             yield match_in_code(i + 1, FLOAT32 if found == FULL else jnp.dtype(found), found)

@@ -1,6 +1,6 @@
-"""The only package that knows JAX's versions and its names without a compatibility promise.
+"""Adapters to JAX. Only this package depends on JAX's version or on its private names.
 
-Each adapter names the version that made it necessary. Supported: JAX 0.10 to the newest release.
+An adapter for one version names that version. Supported: JAX 0.10 to the newest release.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
 JaxprEqn: TypeAlias = jex_core.JaxprEqn
 Literal: TypeAlias = jex_core.Literal
 Var: TypeAlias = jex_core.Var
-# A variable or a literal. JAX's own union is of partially unknown type to `pyright --verifytypes`.
+# A variable or a literal. To `pyright --verifytypes`, JAX's own union has a partially unknown type.
 Atom: TypeAlias = Any
 # JAX 0.11 merged the two classes.
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
@@ -58,23 +58,23 @@ ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
 JAXPRS: tuple[Any, ...] = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
 jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
-# JAX 0.10.0 has it in jax.extend.core only, later ones deprecate that.
+# JAX 0.10.0 defines this error in jax.extend.core only; later versions deprecate it there.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
 current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
 
 
 def mark_frames(file: str) -> None:
-    """Hides the frames of a file from the tracebacks that JAX shows to users."""
+    """Hides the frames of a file when JAX looks for the user's source line of an equation."""
     source_info_util.register_exclusion(file)
 
 
 def hide_package() -> None:
     """Hides the frames of the whole package in the tracebacks that JAX filters.
 
-    `mark_frames` is about the source lines of equations. JAX filters the tracebacks of errors that
-    pass ``jit``, ``grad`` or ``make_jaxpr`` by folders; the function that registers a folder is not
-    public. ``JAX_TRACEBACK_FILTERING=off`` shows all frames.
+    `mark_frames` affects the source lines of equations only. For the tracebacks of errors that pass
+    ``jit``, ``grad`` or ``make_jaxpr``, JAX hides the files under registered folders, and the
+    function that registers a folder is private. ``JAX_TRACEBACK_FILTERING=off`` shows all frames.
     """
     register = private("jax._src.traceback_util.register_exclusion")
     if register is not None:
@@ -93,33 +93,34 @@ mark_frames(registration.__file__)
 def body_of(jaxpr: AnyJaxpr) -> Jaxpr:
     """Returns the open jaxpr of a closed one, and an open one as it is.
 
-    JAX 0.11 merged ``ClosedJaxpr`` into ``Jaxpr``: ``.jaxpr`` returns the object itself since.
+    JAX 0.11 merged ``ClosedJaxpr`` into ``Jaxpr``; from then on, ``.jaxpr`` returns the object
+    itself.
     """
     body: Any = getattr(jaxpr, "jaxpr", jaxpr)
     return body
 
 
 def variables_in(atoms: Iterable[Atom]) -> list[Var]:
-    """Returns the variables among variables and literals."""
+    """Returns the variables in a sequence of variables and literals."""
     return [v for v in atoms if not isinstance(v, Literal)]
 
 
 def consts_of(jaxpr: AnyJaxpr) -> Sequence[Any]:
-    """Returns the constants of a jaxpr; an open one had no such attribute before JAX 0.11."""
+    """Returns the constants of a jaxpr; before JAX 0.11, an open jaxpr has no such attribute."""
     return getattr(jaxpr, "consts", ())
 
 
 def open_jaxpr(closed: AnyJaxpr) -> Jaxpr:
-    """Returns a jaxpr for a parameter that takes one without constants (remat, shard_map)."""
+    """Opens a jaxpr for an equation parameter that must have no constants (remat, shard_map)."""
     if consts_of(closed):
         raise AssertionError("an open jaxpr must have no constants")
     return body_of(closed)
 
 
 def fresh_make_jaxpr(fun: Callable, *avals: Any) -> ClosedJaxpr:
-    """`jax.make_jaxpr`, never from its cache.
+    """Traces a function as `jax.make_jaxpr` does, without its cache.
 
-    The cache would keep the values, or tracers, that the function closes over. Errors name the
+    The cache would keep alive the values or tracers that the function closes over. Errors name the
     function that ``fun`` wraps (``__wrapped__``) and the arguments of its signature.
     """
 
@@ -140,9 +141,9 @@ def inner_jaxpr_key(params: dict[str, Any]) -> str:
 
 
 def jax_function(jaxpr: AnyJaxpr) -> str:
-    """Returns the name of the function of JAX itself that a jaxpr traces, "" for any other.
+    """Returns the name of the function that a jaxpr traces if JAX defines it, else "".
 
-    ``jax.experimental`` counts as user code: kernels with rules written in JAX.
+    ``jax.experimental`` counts as user code, because its kernels have rules written in JAX.
     """
     info, folder = body_of(jaxpr).debug_info, jax.__file__.removesuffix("__init__.py")
     path = info.func_filename or ""
@@ -169,14 +170,13 @@ def without_dead_equations(jaxpr: Jaxpr) -> Jaxpr:
 def bind(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> Any:
     """Binds a primitive with the parameters of an equation.
 
-    ``get_bind_params`` turns jaxprs of custom rules back into functions, in the dict that it
-    returns.
+    ``get_bind_params`` turns the jaxprs of custom rules back into functions.
     """
     return primitive.bind(*operands, **primitive.get_bind_params(params))
 
 
 def bound(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
-    """Returns the results of an equation for other operands.
+    """Binds an equation with other operands and returns its results.
 
     Args:
         eqn: The equation.
@@ -187,16 +187,16 @@ def bound(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
 
 
 def inlined(function: Callable) -> Callable:
-    """Returns a jitted function whose calls leave no equation of their own in a jaxpr."""
+    """Returns a jitted function that traces inline: a call leaves no ``jit`` equation."""
     return jax.jit(function, inline=_INLINE)
 
 
 def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list[Any]]:
-    """Traces a function once; calls of the result leave the equations of its jaxpr.
+    """Traces a function once and returns a function that inserts the traced equations at each call.
 
     Args:
         function: A function of arrays, which returns a list of arrays.
-        types: The types of the arrays.
+        types: The types of its arguments.
     """
     closed = fresh_make_jaxpr(function, *types)
     primitive, of_one = _inlined_call(trace_context())
@@ -210,7 +210,7 @@ def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list
 
 @functools.lru_cache(maxsize=16)
 def _inlined_call(context: Hashable) -> tuple[Any, dict[str, Any]]:
-    """Returns the primitive and the parameters of a ``jit`` of one array that is inlined."""
+    """Returns the primitive and the parameters of an inlined ``jit`` of one array."""
 
     def repeated_line(x: Any) -> Any:
         return -x
@@ -219,27 +219,27 @@ def _inlined_call(context: Hashable) -> tuple[Any, dict[str, Any]]:
     return eqn.primitive, {**eqn.params, "inline": _INLINE}
 
 
-# JAX 0.11 made ``inline`` an enum, in which True means inlining at lowering time.
+# Since JAX 0.11, ``inline`` is an enum, and True means inlining at lowering time.
 _INLINE: Any = getattr(getattr(jax, "Inline", None), "JAX_EARLY", True)
 
 
 @contextlib.contextmanager
 def equation_context(eqn: JaxprEqn, stack: Any = None) -> Iterator[None]:
-    """Points errors, profiles and HLO metadata of equations bound inside at the user's equation.
+    """Returns a context whose equations get the source line and name stack of a user's equation.
 
     Args:
-        eqn: The equation.
-        stack: The whole name stack; None for the current one with the equation's own appended.
+        eqn: The user's equation.
+        stack: The whole name stack; None for the current name stack followed by the equation's own.
     """
     stack = whole_name_stack(eqn) if stack is None else stack
     user = source_info_util.user_context(eqn.source_info.traceback, name_stack=stack)
-    # The context of an equation does not hold `jax.enable_x64`, but its types do.
+    # `eqn.ctx` does not record `jax.enable_x64`; the types of the equation show whether it was on.
     with user, eqn.ctx.manager, float64_for(_avals(eqn)):
         yield
 
 
 def needs_float64(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation was traced with 64-bit types that JAX does not make now."""
+    """Returns whether an equation has 64-bit types that JAX's current settings cannot create."""
     return not isinstance(float64_for(_avals(eqn)), contextlib.nullcontext)
 
 
@@ -249,18 +249,18 @@ def _avals(eqn: JaxprEqn) -> list[Any]:
 
 @contextlib.contextmanager
 def named_in_errors(eqn: JaxprEqn) -> Iterator[None]:
-    """Errors of JAX about a NaN or an infinity name the user's line of an equation.
+    """Adds the user's source line to JAX's errors about a NaN or an infinity.
 
-    Under ``jit`` JAX runs the program again, and drops the frames that would name the line.
+    Under ``jit``, JAX runs the program again and drops the frames that would show the line.
     """
     try:
         yield
-    except Exception as error:  # raised again; one of the two types is private, so known by name
+    except Exception as error:  # compared by name, as one of the two types is private
         kind = type(error).__name__
         if not isinstance(error, FloatingPointError) and kind != "InternalFloatingPointError":
             raise
         if kind == "InternalFloatingPointError":
-            # JAX's own, which the API of `jit` turns into the public one.
+            # JAX's internal type, which `jit` would convert to the public one.
             public = FloatingPointError(f"invalid value encountered in {eqn.primitive.name}")
             public.add_note(_place(eqn))
             raise public from None
@@ -279,19 +279,19 @@ def _place(eqn: JaxprEqn) -> str:
 def scope_names(eqn: JaxprEqn) -> tuple[str, ...]:
     """Returns the ``jax.named_scope`` names around an equation, relative to its jaxpr.
 
-    The name stack also holds transformations (``jvp``, ``transpose``), which are left out.
+    Transformations in the name stack (``jvp``, ``transpose``) are left out.
     """
     stack = eqn.source_info.name_stack.stack
     return tuple([s.name for s in stack if type(s).__name__ == "Scope"]) if stack else ()
 
 
 def name_stack(eqn: JaxprEqn) -> str:
-    """Returns all of an equation's name stack as text, scopes and transformations."""
+    """Returns the name stack of an equation as text, with its scopes and transformations."""
     return str(eqn.source_info.name_stack)
 
 
 def whole_name_stack(eqn: JaxprEqn) -> Any:
-    """Returns the name stack of an equation: the current one, followed by its own."""
+    """Returns the current name stack, followed by the equation's own."""
     return current_name_stack() + eqn.source_info.name_stack
 
 
@@ -301,13 +301,13 @@ def name_entries(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
 
 
 def name_scope(entries: Sequence[Any]) -> Any:
-    """Returns a context in which the current name stack has more entries."""
+    """Returns a context that appends entries to the current name stack."""
     stack = source_info_util.NameStack(tuple(entries))
     return source_info_util.set_name_stack(current_name_stack() + stack)
 
 
 def source_line(eqn: JaxprEqn) -> str:
-    """Returns the user's source line of an equation."""
+    """Returns the user's source line of an equation, as JAX prints it."""
     return source_info_util.summarize(eqn.source_info)
 
 
@@ -317,7 +317,7 @@ def source_file_and_line(eqn: JaxprEqn) -> str:
 
 
 def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
-    """Returns the entries with which the name stacks of all equations begin."""
+    """Returns the longest common prefix of the name stacks of equations."""
     first, *others = [eqn.source_info.name_stack.stack for eqn in eqns]
     for stack in others:
         if stack != first:
@@ -327,7 +327,7 @@ def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
 
 
 def relative_contexts(eqns: Sequence[JaxprEqn]) -> Hashable:
-    """Returns the settings of equations, and their names below the scopes that all share."""
+    """Returns the settings and the name stacks of equations, without their common prefix."""
     first, size = eqns[0], len(common_scopes(eqns))
     found = [(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns]
     return first.ctx if found == [(first.ctx, ())] * len(found) else tuple(found)
@@ -342,12 +342,12 @@ def within_scopes(eqn: JaxprEqn, entries: Sequence[Any]) -> Any:
 
 
 def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[str, Any]:
-    """Returns a call's parameters with more operands at the end.
+    """Returns a call's parameters with operands appended.
 
     Args:
         params: The parameters.
-        copied: For each new operand, the operand that it is a copy of: it has the same sharding
-            and layout, and is not donated.
+        copied: For each new operand, the position of an old operand whose sharding and layout it
+            gets. New operands are not donated.
     """
     updated = dict(params)
     for name in ("in_shardings", "in_layouts"):
@@ -359,9 +359,9 @@ def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[st
 
 
 def has_no_options(params: dict[str, Any]) -> bool:
-    """Returns whether a ``jit`` has no shardings, layouts or options for the compiler.
+    """Returns whether a ``jit`` has no shardings, layouts or compiler options.
 
-    The placeholder for a sharding that is not given has no public name.
+    JAX's placeholder for an omitted sharding has no public name.
     """
     shardings = (*params["in_shardings"], *params["out_shardings"])
     layouts = (*params["in_layouts"], *params["out_layouts"])
@@ -381,7 +381,7 @@ def collective_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """Returns the named axes over which an equation communicates, () for any other equation."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     names = names if isinstance(names, tuple | list) else (names,)
-    # Whole numbers, NumPy's as well, are positions of axes.
+    # Integers, also NumPy's, are positions of array axes.
     return tuple(name for name in names if name is not None and not hasattr(name, "__index__"))
 
 
@@ -391,8 +391,8 @@ def collective_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
 def literal_value(literal: Literal) -> Any:
     """Returns a literal's value in the dtype that the program declares.
 
-    A Python scalar is kept if it means the same (a weakly typed literal of JAX's default dtype), so
-    that binding an equation again gives the traced equation.
+    A Python scalar stays a Python scalar if its default type is the literal's (weak, default
+    dtype), so that binding the equation again gives an equal equation.
     """
     value, aval = literal.val, aval_of(literal)
     if (
@@ -405,7 +405,7 @@ def literal_value(literal: Literal) -> Any:
     if number is not None and jax.dtypes.canonicalize_dtype(np.result_type(number)) == aval.dtype:
         return number
     array = np.asarray(value, aval.dtype)
-    # JAX takes no scalar of float0; before 0.10.2 such a literal reaches a broadcast_in_dim.
+    # JAX accepts no scalar of float0. Before 0.10.2, such a literal can reach a broadcast_in_dim.
     return array if aval.dtype == jax.dtypes.float0 else array[()]
 
 
@@ -413,24 +413,24 @@ _STAGED = "jax.interpreters.partial_eval.DynamicJaxprTracer"
 
 
 def is_staged(x: Any) -> bool:
-    """Returns whether a value belongs to a trace that only writes a jaxpr: of `jit` or a loop."""
+    """Returns whether a value is a tracer of a trace that writes a jaxpr: of `jit` or a loop."""
     return isinstance(x, private(_STAGED) or ())
 
 
 def is_computed_now(x: Any) -> bool:
-    """Returns whether a value has elements now: nothing around its transformations traces it."""
+    """Returns whether a value is an array, or a tracer of eager transformations around one."""
     while isinstance(x, Tracer) and not is_staged(x):
         inside = getattr(x, "primal", getattr(x, "val", None))
         if inside is None:
-            return False  # of a transformation that is not known here
+            return False  # a tracer of an unknown transformation
         x = inside
     return not isinstance(x, Tracer)
 
 
 def is_in_eager_shard_map(x: Any) -> bool:
-    """Returns whether a value is a shard of an array, in a ``shard_map`` that no ``jit`` traces.
+    """Returns whether a value is a shard of an array in a ``shard_map`` outside of any ``jit``.
 
-    Nothing differentiates there, and JAX 0.10 to 0.12 refuse rules with symbolic zeros.
+    Nothing is differentiated there, and JAX 0.10 to 0.12 refuse rules with symbolic zeros.
     """
     while type(x).__name__ == "BatchTracer":
         x = x.val
@@ -438,9 +438,9 @@ def is_in_eager_shard_map(x: Any) -> bool:
 
 
 def traced_variable(x: Any) -> Var | None:
-    """Returns the variable of a jaxpr behind a tracer, None for anything else.
+    """Returns the variable of a jaxpr behind a tracer; None for any other value.
 
-    It works after the trace of the tracer is over, too.
+    It also works after the trace of the tracer has ended.
     """
     atom = x.val if is_staged(x) else None
     return atom if isinstance(atom, Var) else None

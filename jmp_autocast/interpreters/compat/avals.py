@@ -1,4 +1,4 @@
-"""Abstract values: facts about JAX's types without a public attribute, and its symbolic zeros."""
+"""Facts about abstract values that have no public attribute, and symbolic zeros."""
 
 from __future__ import annotations
 
@@ -15,91 +15,91 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 
 def aval_of(atom: Any) -> Any:
-    """Returns the aval of a variable or literal as Any: JAX's stubs give it no shape or dtype."""
+    """Returns the aval of a variable or literal, typed as Any: JAX's stubs give it no dtype."""
     return atom.aval
 
 
 def is_array_aval(aval: Any) -> bool:
-    """True for plain arrays; false for refs, tokens and other abstract values."""
+    """Returns whether an abstract value is a plain array, and not a ref or a token."""
     return type(aval) is jax.core.ShapedArray
 
 
 def is_ref(aval: Any) -> bool:
-    """True for the type of a mutable reference (``jax.new_ref``)."""
+    """Returns whether an abstract value is a mutable reference (``jax.new_ref``)."""
     return isinstance(aval, AbstractRef)
 
 
 def may_change(aval: Any) -> bool:
-    """True for the type of a value whose contents a trace may change, other than a ref's.
+    """Returns whether a trace may change a value of this type. Refs do not count.
 
-    Such a type does not describe its contents (a "quasi-dynamic datum" of JAX does), so that no
-    jaxpr can be traced for the type alone. Flax's hijax variables are such values.
+    No jaxpr can be traced from such a type alone, because the type does not describe the contents.
+    Flax's hijax variables have such types.
     """
     return bool(getattr(aval, "has_qdd", False))
 
 
 def is_on_host(aval: Any) -> bool:
-    """True for the type of arrays in the memory of the host, as offloaded ones are."""
+    """Returns whether arrays of a type are in host memory, as offloaded arrays are."""
     return aval.memory_space == jax.memory.Space.Host
 
 
 def is_unreduced(aval: Any) -> bool:
-    """True for the type of an array whose parts on devices are not yet added up."""
+    """Returns whether arrays of a type hold partial sums on each device, not yet added up."""
     return bool(aval.sharding.spec.unreduced)
 
 
 def summed_sharding(aval: Any) -> Any:
-    """Returns the sharding of an array once it is added up over devices; None if it is whole.
+    """Returns the sharding of an array after its sum over devices; None if the array needs no sum.
 
-    A `reduced` array is whole on each device, and its cotangent will be `unreduced`.
+    A `reduced` array is whole on each device, but its cotangent is `unreduced`.
     """
     spec = aval.sharding.spec
     if not (spec.unreduced or spec.reduced):
         return None
-    # JAX 0.10.0 has no `partitions`, and later releases refuse to iterate over such a spec.
+    # JAX 0.10.0 has no `partitions`; later releases refuse to iterate over an unreduced spec.
     partitions = getattr(spec, "partitions", None)
     sizes = tuple(spec) if partitions is None else partitions
     return NamedSharding(aval.sharding.mesh, PartitionSpec(*sizes))
 
 
 ASSUMED_LENGTH = 128
-"""What each variable of a symbolic length counts as."""
+"""The length that each variable of a symbolic dimension is assumed to have."""
 
 
 def assumed_size(length: Any) -> int:
-    """Returns a length or a size, and for a symbolic one its value where each variable is 128.
+    """Returns a size; for a symbolic size, its value with each variable at 128.
 
-    `jax.export` traces with symbolic lengths. Of sizes that are weighed against each other the
-    order of magnitude counts: that ``2*b`` is more than ``b``, and ``b*s`` more than either.
+    `jax.export` traces with symbolic dimensions. Comparisons of sizes need only the order of
+    magnitude: ``2*b`` is larger than ``b``, and ``b*s`` is larger than either.
     """
     if not is_symbolic_dim(length):
         return length
-    # In int64, in which no product of lengths overflows as it would in JAX's int32.
+    # int64, because a product of lengths could overflow JAX's int32.
     lengths: Any = dict.fromkeys(length._get_vars(), np.int64(ASSUMED_LENGTH))
     return int(length._evaluate(lengths))
 
 
 def with_dtype(aval: Any, dtype: Any) -> Any:
-    """Returns the abstract value with another dtype, its sharding and mesh axes kept."""
+    """Returns an abstract value with another dtype and the same sharding and mesh axes."""
     return aval.update(dtype=dtype, weak_type=False)
 
 
 def set_weak_type(x: Any, aval: Any) -> Any:
-    """Returns ``x`` in the dtype and weak type of ``aval``; the public cast drops weak types."""
+    """Casts ``x`` to the dtype and weak type of ``aval``; the public cast drops weak types."""
     return lax.convert_element_type_p.bind(
         x, new_dtype=aval.dtype, weak_type=aval.weak_type, sharding=None
     )
 
 
 def device_varying(tree: Any, axes: Any = None) -> Any:
-    """Returns arrays typed as different on each device of the ``shard_map`` around, if any.
+    """Types arrays as varying over the devices of the surrounding ``shard_map``, if there is one.
 
-    The carry of a loop must keep its type, but a counter that starts as the same zero on all
-    devices does not stay the same.
+    The carry of a loop must keep its type. A counter starts as the same zero on all devices, but
+    its later values may differ between them.
 
     Args:
         tree: The arrays.
-        axes: The mesh axes along which they differ, None for all manual ones.
+        axes: The mesh axes along which they vary; None for all manual axes.
     """
     axes = jax.sharding.get_abstract_mesh().manual_axes if axes is None else axes
 
@@ -111,20 +111,20 @@ def device_varying(tree: Any, axes: Any = None) -> Any:
 
 
 def varying_axes(x: Any) -> frozenset[str]:
-    """Returns the mesh axes along which an array in a ``shard_map`` differs."""
+    """Returns the mesh axes along which an array in a ``shard_map`` varies."""
     return jax.typeof(x).mat.varying
 
 
 def has_other_cotangent(aval: Any) -> bool:
-    """Returns whether the cotangent of a value has another type, as that of an unreduced one."""
+    """Returns whether the cotangent of a value has another type, as for an unreduced array."""
     return aval.to_ct_aval() != aval
 
 
 def zero_cotangent(aval: Any) -> Any:
-    """Returns a symbolically zero cotangent for a function from `jax.vjp`.
+    """Returns a zero cotangent for a function from `jax.vjp`, symbolic where JAX accepts it.
 
-    With an array of zeros, a user's rule with symbolic zeros would see an array, and since JAX 0.12
-    a cotangent that is shared by a batch is an error. JAX 0.10.0 takes arrays alone.
+    A user's rule with symbolic zeros must see the zero, and not an array. Since JAX 0.12, an array
+    of zeros that a batch shares is an error. JAX 0.10.0 accepts arrays only.
     """
     if jax.__version_info__ >= (0, 10, 2):
         return ad.Zero(aval.to_ct_aval())

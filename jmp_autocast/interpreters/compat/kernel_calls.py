@@ -1,4 +1,4 @@
-"""Whether kernels that are traced now run in the compute dtype."""
+"""The compute dtype of the kernels that are traced now."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ import jax
 from jax.extend import source_info_util
 
 KERNEL_DTYPE: Any = jax.make_user_context(None)
-"""The compute dtype of the program that is traced now, None where kernels keep their dtypes.
+"""The compute dtype of the kernels that are traced now; None if kernels keep their dtypes.
 
-A user context is part of the key of JAX's caches: what was traced without it is traced again."""
+A user context is part of the key of JAX's caches, so a change of it traces functions again.
+"""
 
 
 def kernels_in(dtype: Any) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which decorated kernels run in a dtype, or keep theirs for None."""
+    """Returns a context in which decorated kernels run in a dtype; None keeps their own dtypes."""
     now = KERNEL_DTYPE.value
     is_same = dtype is None if now is None else dtype is not None and now == dtype
     return contextlib.nullcontext() if is_same else KERNEL_DTYPE(dtype)

@@ -1,4 +1,4 @@
-"""Keys of caches that hold an object without comparing it."""
+"""Cache keys that hold an object alive without comparing it."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Keyed:
-    """An object that is equal to another one if their keys are.
+    """An object that is compared and hashed by a key.
 
     Args:
         key: The key.
-        of: The object, alive as long as this is.
+        of: The object, which lives as long as this instance.
     """
 
     key: Hashable

@@ -1,7 +1,7 @@
-"""Rules of our primitives for `jax.experimental.jet` and `jax.experimental.sparse`.
+"""Rules for the package's primitives in `jax.experimental.jet` and `jax.experimental.sparse`.
 
-Both have a table of rules by primitive. Ours run the JAX operations that `finalise` emits for a
-primitive.
+Both modules have a table of rules by primitive. A rule of the package runs the JAX operations that
+`finalise` emits for the primitive.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from .registration import STAND_INS, plain_function
 
 
 def register_with_imported() -> None:
-    """Adds the rules to those of the two interpreters that the program has imported.
+    """Adds the package's rules to `jet` and `sparse`, if the program has imported them.
 
-    A program that uses one has imported it before it traces. Neither is imported here: `sparse`
-    takes 0.3 s.
+    A program that uses one has imported it before it traces. An import of `sparse` takes 0.3 s, so
+    this module imports neither.
     """
     if "jax.experimental.jet" in sys.modules:
         _add(private("jax.experimental.jet.jet_rules"), _series)
@@ -39,7 +39,7 @@ def _add(rules: dict[Any, Any] | None, rule: Callable[..., Any]) -> None:
 def _series(
     primitive: Any, primals: Sequence[Any], series: Sequence[Any], **params: Any
 ) -> tuple[Any, Any]:
-    # The terms of a rule are not scaled by factorials.
+    # A rule of `jet` takes and returns Taylor coefficients that are not scaled by factorials.
     jet = private("jax.experimental.jet.jet")
     function = plain_function(primitive, params, jax.default_backend())
     return jet(function, primals, series, factorial_scaled=False)

@@ -1,7 +1,8 @@
-"""JAX's private names, and others without which the package works: each may be gone.
+"""JAX's private names and other names that a JAX release may remove.
 
-They are looked up at each use. The names that the package depends on come from JAX's modules for
-extensions: ``jax.core``, ``jax.extend`` and, to register primitives, ``jax.interpreters``.
+The package works without each of them, and looks it up at each use. The names that the package
+cannot work without come from JAX's modules for extensions: ``jax.core``, ``jax.extend`` and, to
+register primitives, ``jax.interpreters``.
 """
 
 from __future__ import annotations
@@ -44,11 +45,11 @@ PRIVATE: Mapping[str, str] = MappingProxyType(
         "jax.experimental.layout.with_layout_constraint": "the same",
     }
 )
-"""Each name, and what is otherwise without it."""
+"""Each name, with the effect of its absence."""
 
 
 def private(name: str) -> Any:
-    """Returns the object behind a name of `PRIVATE`, None if JAX no longer has it."""
+    """Returns the object that a name of `PRIVATE` refers to; None if JAX no longer has it."""
     return _looked_up(name) if name in PRIVATE else None
 
 

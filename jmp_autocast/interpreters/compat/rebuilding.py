@@ -1,4 +1,4 @@
-"""Edits jaxprs without a trace: equations and variables that stay are the same objects."""
+"""Edits jaxprs without a trace. Unchanged equations and variables stay the same objects."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ mark_frames(__file__)
 
 
 def variable(aval: Any) -> Var:
-    """Returns a new variable of a type."""
+    """Returns a new variable with an abstract value."""
     return jex_core.Var(aval)
 
 
 def is_dropped(variable: Var) -> bool:
-    """Returns whether a result of an equation is unused."""
+    """Returns whether a result variable is the placeholder of an unused result."""
     return isinstance(variable, jex_core.DropVar)
 
 
 def renamed(atoms: Sequence[Atom], names: Mapping[Any, Any]) -> list[Any]:
-    """Returns atoms in which some variables are replaced."""
+    """Replaces the variables of `names` among atoms."""
     return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]
 
 
 def with_equations(
     jaxpr: AnyJaxpr, eqns: Sequence[JaxprEqn], outvars: Sequence[Any] | None = None
 ) -> Any:
-    """Returns a jaxpr with other equations; the given jaxpr if nothing differs.
+    """Returns a jaxpr with other equations and outputs, or the given jaxpr if nothing differs.
 
     Args:
         jaxpr: An open or closed jaxpr.
         eqns: The equations, functions of its inputs and constants.
-        outvars: Its outputs; None for the outputs of ``jaxpr``.
+        outvars: The outputs; None for the outputs of ``jaxpr``.
     """
     body = body_of(jaxpr)
     returned: Sequence[Any] = body.outvars if outvars is None else outvars
@@ -54,14 +54,14 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
 def equation_like(
     eqn: JaxprEqn, primitive: Any, operands: Sequence[Any], result: Any, params: dict[str, Any]
 ) -> Any:
-    """Returns an equation of another primitive in the scopes and at the source line of one.
+    """Returns an equation of another primitive with the scopes and the source line of ``eqn``.
 
     Args:
-        eqn: An equation without effects.
-        primitive: The primitive, which has one result.
-        operands: Its operands: variables or literals.
-        result: The variable of its result.
-        params: Its parameters.
+        eqn: The equation, which has no effects.
+        primitive: The new primitive, which has one result.
+        operands: The new operands: variables or literals.
+        result: The variable of the new result.
+        params: The new parameters.
     """
     return eqn.replace(primitive=primitive, invars=list(operands), outvars=[result], params=params)
 
@@ -69,7 +69,7 @@ def equation_like(
 def standing_in(
     call: JaxprEqn, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]
 ) -> Any:
-    """Returns an equation of a call's jaxpr, inlined at the call.
+    """Returns an equation of a called jaxpr as it reads when inlined at the call.
 
     Args:
         call: The equation of the call.

@@ -1,7 +1,7 @@
-"""Registering primitives of our own: JAX's registries of rules have no public names.
+"""Registers the package's own primitives with JAX.
 
-The rules themselves are beside their primitive, in `interpreters/primitives`; this module registers
-them with JAX. The same in all supported versions.
+The rules are beside each primitive, in `interpreters/primitives`. JAX's tables of rules have no
+public API, but are the same in all supported versions.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ is_undefined_primal: Callable[[Any], bool] = ad.is_undefined_primal
 
 
 def is_zero(tangent: Any) -> bool:
-    """Returns whether a tangent or cotangent is the symbolic zero, which no equation computes."""
+    """Returns whether a tangent or cotangent is JAX's symbolic zero, which is no array."""
     return type(tangent) is ad.Zero
 
 
 def zero_tangent(x: Any) -> Any:
-    """Returns the symbolic zero that is the tangent of an array."""
+    """Returns the symbolic zero as the tangent of an array."""
     return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
@@ -40,19 +40,19 @@ def define_primitive(
     transpose: Callable[..., Any] | None = None,
     batch: Callable[..., Any] | None = None,
 ) -> Any:
-    """Makes a primitive with one result.
+    """Creates a primitive with one result.
 
     Args:
         name: The primitive's name, as jaxprs print it.
-        aval: Computes the abstract value of the result from those of the operands.
-        value: Computes the result from arrays, outside any trace; None to compile the lowering.
-        jvp: From primals and tangents to the result and its tangent.
-        transpose: From the cotangent and the operands, with linear operands undefined, to the
-            cotangents of the operands.
-        batch: From operands and their batch dimensions to the result and its batch dimension.
+        aval: Computes the abstract value of the result from the abstract values of the operands.
+        value: Computes the result from arrays, outside of any trace; None to compile the lowering.
+        jvp: Computes the result and its tangent from primals and tangents.
+        transpose: Computes the cotangents of the operands from the result's cotangent and the
+            operands, of which the linear ones are undefined primals.
+        batch: Computes the result and its batch dimension from operands and their batch dimensions.
 
     Returns:
-        The primitive; it still needs a lowering.
+        The primitive, without a lowering.
     """
     primitive = Primitive(name)
     primitive.def_impl(value or _compiled(primitive))
@@ -72,7 +72,8 @@ def _compiled(primitive: Any) -> Callable[..., Any]:
         return jax.jit(functools.partial(primitive.bind, **dict(params)))
 
     def run(*operands: Any, **params: Any) -> Any:
-        # Without `jit` JAX would call the function itself, which binds the primitive again.
+        # With `jit` disabled, JAX would call the function, which binds the primitive again: an
+        # endless recursion.
         with jax.disable_jit(False):
             return compiled(tuple(params.items()))(*operands)
 
@@ -80,20 +81,22 @@ def _compiled(primitive: Any) -> Callable[..., Any]:
 
 
 def acts_on_each_element(primitive: Any) -> None:
-    """Registers the rules of a primitive of one operand that is the identity on its elements."""
+    """Registers the rules of a primitive that returns its one operand, element by element."""
     ad.deflinear2(primitive, lambda cotangent, x: [primitive.bind(cotangent)])
     batching.defvectorized(primitive)
 
 
 STAND_INS: dict[Any, dict[str, Callable[..., Any]]] = {}
-"""The JAX operations of each of our primitives, by platform: functions of arrays that take the
-parameters by keyword. Platforms without one of their own have that of ``"default"``."""
+"""The replacement of each of the package's primitives by JAX operations: for each platform, a
+function of arrays that takes the parameters by keyword. A platform that is not listed uses
+``"default"``.
+"""
 
 
 def plain_function(
     primitive: Any, params: Mapping[str, Any], platform: str
 ) -> Callable[..., Any] | None:
-    """Returns an equation of our primitives as a function of arrays, None for JAX's primitives.
+    """Returns an equation as a function of JAX operations; None if its primitive is JAX's own.
 
     Args:
         primitive: The primitive of the equation.
@@ -106,7 +109,7 @@ def plain_function(
 
 
 def lowers_to_operand(primitive: Any, position: int) -> None:
-    """Lowers a primitive to nothing: its result is one of its operands."""
+    """Lowers a primitive to one of its operands, without an operation."""
     mlir.register_lowering(primitive, lambda ctx, *operands, **_: [operands[position]])
     STAND_INS[primitive] = {"default": lambda *operands, **_: operands[position]}
 
@@ -114,16 +117,17 @@ def lowers_to_operand(primitive: Any, position: int) -> None:
 def lowers_by_platform(
     primitive: Any, default: Callable[..., Any], **by_platform: Callable[..., Any]
 ) -> None:
-    """Lowers a primitive as a function of arrays, with another function for some platforms.
+    """Lowers a primitive as a function of arrays, with other functions for some platforms.
 
-    JAX lowers equal equations once per module, and inlines the function under the location of each
-    equation. Its key includes the mesh context, which differs inside and outside a `shard_map`.
+    JAX lowers equal equations once per module and inlines the function at the location of each
+    equation. The cache key of this lowering includes the mesh context, which differs inside and
+    outside of a `shard_map`.
 
     Args:
         primitive: The primitive.
         default: A function of arrays that takes the parameters by keyword.
-        **by_platform: Another one by the name of a platform. ``one_cpu`` is for programs of one
-            CPU, ``cpu`` for those that XLA splits over several.
+        **by_platform: The function for a platform, by its name. ``one_cpu`` is for programs on one
+            CPU device, ``cpu`` for programs that XLA splits over several.
     """
     one_cpu = by_platform.pop("one_cpu", by_platform.get("cpu", default))
     on_several = {"default": default, **by_platform}
@@ -131,7 +135,8 @@ def lowers_by_platform(
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         platform, *others = set(ctx.module_context.platforms)
-        # A `shard_map` has a context without a number of devices: all of it runs on each.
+        # Inside of a `shard_map` the context has no number of devices: each device runs the whole
+        # body.
         alone = getattr(ctx.module_context.axis_context, "num_devices", None) in (None, 1)
         functions = on_one if alone else on_several
         bound: Any = {name: functools.partial(f, **params) for name, f in functions.items()}
@@ -145,15 +150,16 @@ def lowers_by_platform(
 
 
 def lowers_to_row_major(primitive: Any) -> None:
-    """Lowers a primitive of one operand to that operand, for one NVIDIA GPU in row-major layout.
+    """Lowers a primitive to its one operand; on one NVIDIA GPU, in row-major layout.
 
-    `jax.export` refuses the custom call for a layout, and for several devices XLA would gather its
-    operand, such as a float32 weight from its shards. Neither case uses the call.
+    `jax.export` refuses the custom call that sets a layout. On several devices, XLA would gather
+    the operand of that call, such as a float32 weight from its shards. In both cases the operand
+    keeps its layout.
     """
 
     def rule(ctx: Any, operand: Any) -> Any:
         module = ctx.module_context
-        # A `shard_map` has a context without a number of devices.
+        # Inside of a `shard_map` the context has no number of devices.
         is_alone = getattr(module.axis_context, "num_devices", None) == 1
         is_cuda = tuple(module.platforms) == ("cuda",)
         layouts = private("jax.experimental.layout.Layout")
@@ -171,14 +177,14 @@ def lowers_to_row_major(primitive: Any) -> None:
 
 
 def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
-    """Makes checkpoint policies treat a primitive of ours as an equation of JAX.
+    """Makes checkpoint policies treat one of the package's primitives as an equation of JAX.
 
-    A policy such as ``dots_saveable`` knows the primitives of JAX by name, and would recompute our
-    products.
+    A policy such as ``dots_saveable`` compares names of JAX's primitives, and would otherwise
+    recompute the package's products.
 
     Args:
         primitive: The primitive.
-        stands_for: From an equation of the primitive to an equation of JAX.
+        stands_for: Returns the equation of JAX that an equation of the primitive replaces.
     """
 
     def rule(saveable: Any, unknown: Any, instantiated: Any, eqn: JaxprEqn) -> Any:
@@ -198,31 +204,31 @@ def saved_as(primitive: Any, stands_for: Callable[[Any], Any]) -> None:
 
 
 def at_front(x: Any, dim: int | None, size: int) -> Any:
-    """Returns an operand of a batched equation with its batch dimension in front.
+    """Returns an operand of a batched equation with its batch dimension first.
 
     Args:
         x: The operand.
-        dim: Its batch dimension, None where all elements of the batch share it.
-        size: The number of elements of the batch.
+        dim: Its batch dimension; None if it has none.
+        size: The size of the batch.
     """
     return lax.broadcast(x, (size,)) if dim is None else jax.numpy.moveaxis(x, dim, 0)
 
 
 def all_at_front(operands: Sequence[Any], dims: Sequence[int | None]) -> list[Any]:
-    """Returns the operands of a batched equation, each with the dimension of the batch in front."""
+    """Returns the operands of a batched equation, each with its batch dimension first."""
     size = batch_size(operands, dims)
     return [at_front(x, d, size) for x, d in zip(operands, dims, strict=True)]
 
 
 def batch_size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
-    """Returns the number of elements of the batch that the operands of an equation hold."""
+    """Returns the size of the batch, read from the operands of a batched equation."""
     return next(x.shape[d] for x, d in zip(operands, dims, strict=True) if d is not None)
 
 
 def transposed_by(jaxpr: ClosedJaxpr, operands: Sequence[Any], cotangent: Any) -> Any:
-    """Returns the cotangent of the one operand that is None, in which a closed jaxpr is linear.
+    """Returns the cotangent of the operand that is None, in which a closed jaxpr is linear.
 
-    Unlike `jax.linear_transpose` it takes the cotangent of a result whose type is not its own.
+    Unlike `jax.linear_transpose`, it accepts a cotangent whose type differs from the result's type.
     """
     backward_pass = private("jax._src.interpreters.ad.backward_pass")
     if backward_pass is None:

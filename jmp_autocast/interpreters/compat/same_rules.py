@@ -1,8 +1,8 @@
-"""Which custom functions have one derivative rule: JAX wraps the rule anew at each call.
+"""Compares derivative rules of custom functions, which JAX wraps anew at each call.
 
-A ResNet calls ``jax.nn.relu`` 49 times, and its jaxpr has 49 rules. Behind all of them is one
-function of JAX's library. An unknown object is equal only to itself, so that a new JAX makes rules
-differ, and never makes them the same.
+A ResNet calls ``jax.nn.relu`` 49 times, and its jaxpr has 49 rule objects around one function of
+JAX. An unknown object equals only itself: if a JAX release adds new wrappers, equal rules compare
+as different, but different rules never as equal.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ _AVAL: Any = jax.core.ShapedArray
 # Objects of these classes are compared by value, not by identity.
 _DATA = type(None), str, bytes, type, CodeType, np.dtype, _AVAL, jax.tree_util.PyTreeDef
 
-# Classes of JAX with a new instance for each call of a rule and no effect on its values: names for
-# messages, source locations, and records of its results.
+# JAX's classes with a new instance for each call of a rule, which do not affect its values: names
+# for messages, source locations, and caches of results.
 _OF_THE_CALL = frozenset(("DebugInfo", "Store", "EqualStore", "DynamicJaxprTrace"))
 
-# The variables of the wrapper in which JAX stores the results of a rule.
+# The closure variables in which JAX's wrapper caches the results of a rule.
 _OF_A_MEMO = frozenset(("cells", "sentinel"))
 
 
 def rule_key(rule: Any, own: list[Any]) -> Hashable:
-    """Returns a key that is equal for the wrappers that JAX makes of one rule in several traces.
+    """Returns a key that is equal for all wrappers of one rule.
 
     Args:
-        rule: A parameter of an equation.
-        own: Gets the objects that are not known here, as functions of the user's own are.
+        rule: A parameter of an equation, or an object inside of it.
+        own: The list to which unknown objects are appended, such as functions of the user.
     """
     kind = type(rule)
     if isinstance(rule, _DATA):
         return kind, rule
     if kind in (bool, int, float, complex):
-        # To Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+        # In Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
         return kind, repr(rule)
     if kind.__name__ in _OF_THE_CALL and kind.__module__.startswith("jax."):
         return kind
@@ -61,7 +61,7 @@ def rule_key(rule: Any, own: list[Any]) -> Hashable:
 
 
 def cells_of(function: FunctionType) -> dict[str, Any]:
-    """Returns the closure of a function by name: the contents of its cells, or empty cells."""
+    """Returns the closure of a function: each cell's content by name, or the empty cell."""
     named = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: _content(cell) for name, cell in named}
 
@@ -69,5 +69,5 @@ def cells_of(function: FunctionType) -> dict[str, Any]:
 def _content(cell: CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing was assigned yet
+    except ValueError:  # an empty cell
         return cell

@@ -1,4 +1,4 @@
-"""The settings that a trace depends on; JAX has no public name for them together."""
+"""The settings of JAX that a trace depends on."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from .private_names import private
 
 
 def trace_context() -> Hashable:
-    """Returns the settings and axis names that a trace depends on, as `jax.jit` compares them.
+    """Returns the settings and axis names that a trace depends on, as a key of JAX's caches.
 
-    If JAX offers no key, the result is equal to nothing, so that nothing is reused.
+    If JAX has no such key, the result equals no other object, so that no cached trace is reused.
     """
     context = private("jax._src.config.trace_context")
     return object() if context is None else context()
 
 
 def backends_are_set_up() -> bool:
-    """Returns whether JAX has opened a backend; `jax.distributed` has to be set up before."""
+    """Returns whether JAX has opened a backend. `jax.distributed` must be initialized before."""
     initialized = private("jax._src.xla_bridge.backends_are_initialized")
     return initialized is not None and initialized()
 
 
-# The flags are no attributes to a type checker.
+# A type checker does not know the flags as attributes.
 _CONFIG: Any = jax.config
 
 
@@ -39,23 +39,23 @@ def jit_is_disabled() -> bool:
 
 
 _AROUND: Any = jax.make_user_context(None)
-"""The default precision of products around the outermost function that is traced without it.
+"""The default precision outside of the outermost `without_default_precision`.
 
 A user context is part of the key of JAX's caches.
 """
 
 
 def default_precision() -> str | None:
-    """Returns JAX's default precision of products, of the context around all that is traced."""
+    """Returns the default precision of products that the user set, by the flag or a context."""
     return _CONFIG.jax_default_matmul_precision or _AROUND.value
 
 
 @contextlib.contextmanager
 def without_default_precision() -> Iterator[None]:
-    """Traces products without JAX's default precision, with the program's own precisions only.
+    """Returns a context in which only the program's own precisions are written into products.
 
-    JAX writes its default (the flag, or a context around the call) into each product, where it
-    looks the same as a precision of the user's.
+    JAX writes its default precision (the flag, or a context around the call) into each traced
+    product, where it cannot be told from the precision that a product declares.
     """
     around = default_precision()
     with _AROUND(around), jax.default_matmul_precision(None):
@@ -63,7 +63,7 @@ def without_default_precision() -> Iterator[None]:
 
 
 def with_default_precision() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context with JAX's default precision, for equations without a plan."""
+    """Returns a context with the user's default precision, for equations without a plan."""
     around = None if _CONFIG.jax_default_matmul_precision else _AROUND.value
     return contextlib.nullcontext() if around is None else jax.default_matmul_precision(around)
 
@@ -74,16 +74,17 @@ def is_checked() -> bool:
 
 
 def without_nan_checks() -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which JAX looks for no NaN, for what only casts or moves elements.
+    """Returns a context without JAX's NaN checks, for operations that only cast or move elements.
 
-    A constant may be NaN, as in ``jnp.where(is_bad, nan, x)``. JAX compiles it into the function
-    around it and checks what that returns; here its broadcast may be an operation of its own.
+    A constant may be NaN, as in ``jnp.where(is_bad, nan, x)``. JAX compiles the constant into the
+    surrounding function and checks only that function's results. Here, its broadcast may run as an
+    operation of its own, which JAX would check.
     """
     return jax.debug_nans(False) if is_checked() else contextlib.nullcontext()
 
 
 def has_float64() -> bool:
-    """Returns whether JAX makes float64 arrays now."""
+    """Returns whether JAX's current settings allow float64 arrays."""
     return bool(_CONFIG.jax_enable_x64)
 
 
@@ -91,12 +92,12 @@ _WIDE = frozenset(map(np.dtype, ("float64", "int64", "uint64", "complex128")))
 
 
 def float64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which JAX can make arrays of these types, 64 bits included.
+    """Returns a context in which JAX can create arrays of these types, with 64-bit types enabled.
 
-    Part of a program may have been traced in ``jax.enable_x64(True)``, and be bound outside.
+    A part of a program may be traced inside of ``jax.enable_x64(True)`` and bound outside of it.
 
     Args:
-        avals: Types of operands and results.
+        avals: The types of operands and results.
     """
     if has_float64() or not any(getattr(a, "dtype", None) in _WIDE for a in avals):
         return contextlib.nullcontext()
@@ -104,10 +105,11 @@ def float64_for(avals: Iterable[Any]) -> contextlib.AbstractContextManager[Any]:
 
 
 def in_settings_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function with today's settings of x64 and kernels, and no default precision.
+    """Returns a function that runs with the current x64 and kernel settings.
 
-    JAX calls the rule of a custom function when it differentiates, which may be much later. A
-    precision in the rule itself is the user's; the flag is not.
+    JAX calls the rule of a custom function when it differentiates, which may be much later. If a
+    default precision is set then, the rule runs without it, and keeps the precisions that the user
+    wrote in the rule.
     """
     enabled, kernel_dtype = has_float64(), KERNEL_DTYPE.value
 

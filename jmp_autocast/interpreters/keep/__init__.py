@@ -1,9 +1,9 @@
-"""Plans by a minimum cut which values any jaxpr keeps for its backward pass.
+"""Plans which values a jaxpr keeps for its backward pass, by a minimum cut.
 
 choice.py    the user's choice of residuals
-graph.py     a jaxpr as values and steps, with the operands of each derivative
-cut.py       which values are kept, and which are computed again
-segments.py  which steps become one `jax.checkpoint`, and in which order all is emitted
-equal.py     which segments are one function
-emit.py      the program, with its segments
+graph.py     a jaxpr as a graph of values and steps
+cut.py       the values that are kept, and the values that are computed again
+segments.py  the segments, each one `jax.checkpoint`, and the order of the program
+equal.py     equal segments, which share one function
+emit.py      the emission of the program
 """

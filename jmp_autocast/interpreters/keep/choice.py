@@ -1,4 +1,4 @@
-"""The user's choice of residuals: how much is kept, and in which scopes nothing changes."""
+"""The user's choice of residuals: how many bytes are kept, and which scopes are left alone."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from ...policies.patterns import check_pattern, match_depth
 from ...scopes import read_mark
 
 Residuals: TypeAlias = Literal["declared", "recompute", "auto"] | float
-"""What is kept for the backward pass: a word, or the largest share of what is kept without."""
+"""How much is kept for the backward pass: a word, or a share of the bytes that JAX keeps."""
 
 _WORDS = ("declared", "recompute", "auto")
 
 
 @dataclasses.dataclass(frozen=True)
 class ResidualChoice:
-    """A checked choice.
+    """The checked options of `keep_less`.
 
     Args:
-        residuals: ``"recompute"`` keeps as few bytes as possible everywhere, ``"auto"`` in the
-            bodies of loops alone; a share keeps at most that share everywhere, and computes as
-            little again as that takes. ``"declared"`` changes nothing.
+        residuals: ``"recompute"`` keeps as few bytes as possible in the whole program, ``"auto"``
+            in the bodies of loops only. A share keeps at most that share of the bytes, with as
+            little recomputation as possible. ``"declared"`` changes nothing.
         keep_scopes: Patterns of scopes in which nothing is computed again.
     """
 
@@ -37,16 +37,17 @@ class ResidualChoice:
 
     @property
     def share(self) -> float:
-        """The share of the bytes that may be kept; 0 means as few as possible."""
+        """The share of the bytes that may be kept; 0 means as few bytes as possible."""
         return 0.0 if isinstance(self.residuals, str) else self.residuals
 
     @property
     def loops_only(self) -> bool:
         """Whether only the bodies of loops are planned."""
-        # A measured rule. XLA sees two loops for a scan, so that only this pass can save memory in
-        # its body. Elsewhere XLA recomputes cheap ops by itself and undoes this pass: the TPU
-        # compiler gave a ViT the same 417 MB and 3.3 GB of traffic with and without. Barriers
-        # against that raised both in each program tried (GPT: 4.6 to 7.0 GB, JAX 0.10.2).
+        # Measured under ``jit``. XLA compiles the forward and the backward pass of a scan as two
+        # loops, and cannot recompute across them. Outside of loops, XLA recomputes cheap ops by
+        # itself and merges the recomputation of this pass: the TPU compiler gave a ViT the same 417
+        # MB and 3.3 GB of traffic with and without it. Optimization barriers raised both in each
+        # program tried (GPT: 4.6 to 7.0 GB, JAX 0.10.2).
         return self.residuals == "auto"
 
     def excludes(self, scope: Sequence[str]) -> bool:
@@ -55,7 +56,7 @@ class ResidualChoice:
         Args:
             scope: The names of the enclosing scopes, outermost first.
         """
-        # `autocast` marks its results by a scope of its own.
+        # The scopes that `autocast` adds as marks are not names of the user.
         names = [name for name in scope if read_mark(name) is None]
         return any(match_depth(pattern, names) is not None for pattern in self.keep_scopes)
 
@@ -71,10 +72,10 @@ def as_choice(residuals: Any, keep_scopes: Any = ()) -> ResidualChoice:
         keep_scopes: Patterns of scopes.
 
     Raises:
-        TypeError: ``residuals`` is neither a string nor a number, or ``keep_scopes`` no sequence of
-            strings.
-        ValueError: ``residuals`` is another word, the share is not from 0 to 1, or ``keep_scopes``
-            is given although nothing is recomputed.
+        TypeError: ``residuals`` is neither a string nor a number, or ``keep_scopes`` is not a
+            sequence of strings.
+        ValueError: ``residuals`` is an unknown word, the share is not from 0 to 1, or
+            ``keep_scopes`` is given although ``residuals`` is ``"declared"``.
 
     Example:
         >>> as_choice(0.5, ["*/head"])

@@ -1,9 +1,9 @@
-"""Which values are kept for the backward pass: a minimum cut.
+"""Chooses the values to keep for the backward pass, by a minimum cut.
 
-Each value is kept, at the cost of its bytes, or recomputed from values that must be available in
-turn. The cheapest choice is a minimum cut between the inputs and the operands of the derivatives.
-It recomputes the values that a person would (the normalized values of a LayerNorm, the chain of a
-GELU, a softmax from its scores) without a rule for any of them.
+A value is either kept, at the cost of its bytes, or recomputed from values that are kept or
+recomputed, too. The cheapest choice is a minimum cut between the inputs and the operands of the
+derivatives. The cut recomputes the values that a person would choose (the normalized values of a
+LayerNorm, the chain of a GELU, a softmax from its scores) without a rule for any of them.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import numpy as np
 
 from .graph import Graph, Role, Step, StepKind, Value
 
-# scipy's flow is of 32-bit integers: all bytes together are scaled to fit.
+# scipy computes flows in 32-bit integers, so costs are scaled until the bytes of all values fit.
 _INFINITE = 2**28
 _TOTAL = 2**26
 
-# A reduction that leaves an eighth or less is kept: the statistics of a norm, the sums of a
-# softmax. To make them again costs a pass over the operand, and saves little.
+# A reduction to an eighth of its operand or less is always kept, such as the statistics of a norm
+# or the sums of a softmax. Its recomputation costs a pass over the operand and saves few bytes.
 _SMALL = 8
 
-# Steps of the search for the least recompute that a budget allows. Each is a flow; ten leave a
-# thousandth of the range of prices.
+# The number of bisection steps over the price of recomputation. Each step solves one flow, and ten
+# steps find the price to a thousandth of its range.
 _SEARCH = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-    """The values that are kept, and those that are recomputed.
+    """The values that are kept, and the values that are recomputed.
 
     Args:
-        kept: The values that are kept, those among them too that are in memory anyway.
-        recomputed: The values that the backward pass makes again.
+        kept: The kept values, with those that are in memory anyway.
+        recomputed: The values that the backward pass computes again.
         wanted: The values that derivatives read.
     """
 
@@ -44,12 +44,12 @@ class Cut:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that are kept."""
+        """The bytes of the kept values that are not in memory anyway."""
         return _fresh(self.kept)
 
     @property
     def declared_nbytes(self) -> int:
-        """The bytes of all values that derivatives consume: JAX keeps them without a cut."""
+        """The bytes of all values that derivatives read, which JAX keeps without a cut."""
         return _fresh(self.wanted)
 
 
@@ -58,12 +58,12 @@ def _fresh(values: frozenset[Value]) -> int:
 
 
 def cut_of(graph: Graph, share: float = 0.0) -> Cut:
-    """Returns which values of a graph are kept.
+    """Returns the cut of a graph.
 
     Args:
         graph: The graph.
-        share: The share of the bytes that derivatives read which may be kept. As little is made
-            again as that takes; at 0, as few bytes are kept as possible.
+        share: The share of `Cut.declared_nbytes` that may be kept; the cut then recomputes as few
+            bytes as possible. At 0, it keeps as few bytes as possible.
     """
     networks = [_Network(graph, strict) for strict in (True, False)]
     cuts = [network.cut(0.0) for network in networks]
@@ -71,8 +71,8 @@ def cut_of(graph: Graph, share: float = 0.0) -> Cut:
     budget = share * least.declared_nbytes
     if least.nbytes >= budget:
         return least
-    # A price on each recomputed byte: the higher it is, the more is kept. A value that a derivative
-    # reads is kept or recomputed, so that at a price of 1 nothing is recomputed.
+    # Bisects a price on each recomputed byte: a higher price keeps more. At a price of 1 nothing is
+    # recomputed, because to keep a value then costs no more than to recompute it.
     low, high, best = 0.0, 1.0, least
     for _ in range(_SEARCH):
         price = (low + high) / 2
@@ -85,18 +85,19 @@ def cut_of(graph: Graph, share: float = 0.0) -> Cut:
 
 
 class _Network:
-    """The flow network of a graph: a pair of nodes for each value, joined by its cost.
+    """The flow network of a graph: two nodes for each value, joined by an edge of the value's cost.
 
-    A value with consumers on both sides of a contraction, such as the residual stream, is not
-    recomputed behind it: the chain of sums would grow with each layer. The exact condition (kept
-    for all consumers, or recomputed before the contraction and unused behind it) cannot be
-    expressed as a cut: it is a constraint over three nodes. One network always keeps such a value;
-    the other counts its bytes twice. Neither is better for all programs: the first keeps 26.6 MB
-    of a GPT at level ``"o1"`` and the second 26.8, 8.9 and 7.9 MB of a ResNet.
+    A value with consumers before and after a contraction, such as the residual stream, must not be
+    recomputed after the contraction: the chain of sums to recompute would grow with each layer. The
+    exact condition (kept for all consumers, or recomputed before the contraction and unread after
+    it) is a constraint over three nodes, which a cut cannot express. There are two approximations.
+    A strict network always keeps such a value; the other network counts its bytes twice. Neither is
+    better for all programs: at level ``"o1"`` the strict network keeps 26.6 MB of a GPT and the
+    other 26.8 MB; of a ResNet they keep 8.9 and 7.9 MB.
 
     Args:
         graph: The graph.
-        strict: Values with consumers behind a contraction are always kept.
+        strict: Whether values with consumers after a contraction are always kept.
     """
 
     def __init__(self, graph: Graph, strict: bool) -> None:
@@ -105,7 +106,7 @@ class _Network:
         self.behind: dict[Value, int] = {}
         self.unit = max(1.0, sum(v.nbytes for v in self.number) / _TOTAL)
         self.wanted = {v: None for step in graph.steps for v in step.reads}
-        # JAX keeps the operands of an opaque step, and those of a scope that is left alone.
+        # JAX keeps the operands of an opaque step. The steps of an excluded scope are opaque, too.
         self.forced = {v: None for s in graph.steps if s.kind is StepKind.OPAQUE for v in s.reads}
         self.fixed = _fixed(graph, strict)
         self.edges = self._edges(graph.steps)
@@ -125,22 +126,23 @@ class _Network:
         return edges
 
     def _cost(self, v: Value) -> int:
-        # Values that are in memory anyway cost almost nothing, but more than 0: of two equal cuts,
-        # the one with fewer arrays is better.
+        # A value that is in memory anyway costs 1 and not 0, so that of two cuts with equal bytes
+        # the one with fewer arrays is cheaper.
         if v.role is Role.PARAM or (v.producer is None and v.is_stored):
             return 1
         return max(2, round(v.nbytes / self.unit))
 
     def _given(self, v: Value, step: Step) -> int:
-        """Returns the node from which a step recomputes its result."""
+        """Returns the node of an operand from which a step recomputes its result."""
         if step.level == v.level or v in self.fixed or v.is_stored:
             return 2 * self.number[v] + 1
-        # On a later level the value is kept, at a cost of its own, or not consumed.
+        # On a later level, the value is available only if it is kept: it gets a node with its own
+        # cost.
         return self.behind.setdefault(v, self.sink + 1 + len(self.behind))
 
     def cut(self, price: float) -> Cut:
         """Returns the minimum cut at a cost of ``price`` kept bytes for each recomputed byte."""
-        # scipy is imported here, so that programs without a plan of residuals do not wait for it.
+        # Imported here, because the import is slow and most programs plan no residuals.
         from scipy.sparse import csr_matrix
         from scipy.sparse.csgraph import breadth_first_order, maximum_flow
 
@@ -151,14 +153,14 @@ class _Network:
                 for v, i in self.number.items()
                 if v not in self.fixed and v not in self.forced
             ]
-        # A program without arrays has no edges.
+        # Without arrays there are no edges.
         rows, columns, costs = np.array(edges, np.int64).reshape(-1, 3).T
         shape = (self.sink + 1 + len(self.behind),) * 2
-        capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up equal edges
+        capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # sums parallel edges
         capacity.data = np.minimum(capacity.data, _INFINITE).astype(np.int32)
         flow = maximum_flow(capacity, self.source, self.sink).flow
-        # The nodes with a path of edges that are not full to the sink. Of equal cuts, this one is
-        # nearest to the consumers and recomputes least.
+        # `needed` holds the nodes that reach the sink by edges with capacity left. Of all minimum
+        # cuts, this cut is the nearest to the consumers and recomputes least.
         residual = (capacity - flow).T.tocsr()
         residual.eliminate_zeros()
         needed = set(breadth_first_order(residual, self.sink, return_predecessors=False).tolist())
@@ -170,17 +172,17 @@ class _Network:
 
 
 def _fixed(graph: Graph, strict: bool) -> set[Value]:
-    """Returns the values that cannot be recomputed, and are kept if a derivative needs them."""
+    """Returns the values that are never recomputed: they are kept if a derivative needs them."""
     fixed = {v for v in graph.values if not _is_run_again(v.producer)}
     for step in graph.steps:
-        # Even without ``strict``, the operands of derivatives on later levels are kept.
+        # Even a network that is not strict keeps the operands of derivatives on later levels.
         read = step.values if strict else step.reads
         fixed |= {v for v in read if step.level > v.level and not v.is_stored}
     return fixed
 
 
 def _is_run_again(step: Step | None) -> bool:
-    """Returns whether a step is cheap, and no reduction to a result small beside its operand."""
+    """Returns whether a step is cheap and not a reduction to a small result, see `_SMALL`."""
     if step is None or step.kind not in (StepKind.CHEAP, StepKind.FLOATING):
         return False
     largest = max((v.nbytes for v in step.values), default=0)

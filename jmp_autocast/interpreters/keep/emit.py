@@ -1,4 +1,4 @@
-"""A program whose segments are checkpoints: emitted in the ambient trace, equation by equation."""
+"""Emits a program in the ambient trace, with its segments as `jax.checkpoint` functions."""
 
 from __future__ import annotations
 
@@ -38,26 +38,26 @@ from .segments import Unit, units_of
 
 mark_frames(__file__)
 
-# A segment's checkpoint saves the values with this name, which is only in the jaxpr.
+# The checkpoint of a segment saves the values with this name. Users see it only in the jaxpr.
 SAVED = "jmp_autocast_kept"
 
-# JAX's cache of checkpoints compares policies by identity: one object for all segments.
+# JAX's cache of checkpoints compares policies by identity, so all segments share this object.
 _POLICY = jax.checkpoint_policies.save_only_these_names(SAVED)
 
 
 class _Atom(NamedTuple):
-    """An array outside of planned jaxprs, and its role in the backward pass."""
+    """An array between the equations of a jaxpr that is not planned, and its role."""
 
     array: Any
     role: Role
 
 
 class Site(NamedTuple):
-    """The surroundings of a jaxpr.
+    """The place of a jaxpr in the program.
 
     Args:
-        scope: The names of the scopes around it.
-        in_loop: It is the body of a loop, or in one.
+        scope: The names of the scopes around it, outermost first.
+        in_loop: Whether it is the body of a loop, or inside of one.
     """
 
     scope: tuple[str, ...] = ()
@@ -65,7 +65,7 @@ class Site(NamedTuple):
 
 
 class Emitter:
-    """Emits a program with planned residuals: one instance per trace.
+    """Emits a program with planned residuals; each trace has its own instance.
 
     Args:
         choice: The user's choice.
@@ -77,13 +77,13 @@ class Emitter:
     def run(
         self, closed: AnyJaxpr, args: Sequence[Any], roles: Sequence[Role], site: Site
     ) -> list[Any]:
-        """Returns the outputs of a jaxpr, equal to those without a plan.
+        """Evaluates a jaxpr with planned residuals and returns its outputs.
 
         Args:
             closed: The jaxpr.
             args: Its arguments.
-            roles: The role of each of them.
-            site: The surroundings of the jaxpr.
+            roles: The role of each argument.
+            site: The place of the jaxpr in the program.
         """
         if site.in_loop or not self.choice.loops_only:
             return self._run_planned(closed, args, roles, site)
@@ -107,12 +107,12 @@ class Emitter:
     def _bind(
         self, eqn: JaxprEqn, arrays: list[Any], roles: Sequence[Role], site: Site
     ) -> Sequence[Any]:
-        """Binds an equation; the loops in it are planned."""
+        """Binds an equation, and plans the bodies inside of it that the choice covers."""
         if _is_entered(eqn) and (site.in_loop or holds_loop(eqn) or not self.choice.loops_only):
             inner = site._replace(scope=(*site.scope, *scope_names(eqn)))
             functions = [self._function(eqn, body, roles, inner) for body in bodies(eqn)]
             if eqn.primitive.name == "shard_map":
-                # The public function sets up the mesh axes for the trace of the body.
+                # `jax.shard_map` sets up the mesh axes for the trace of the body.
                 (function,), options = functions, shard_map_options(eqn)
                 return list(jax.shard_map(lambda *xs: tuple(function(*xs)), **options)(*arrays))
             jaxprs = [
@@ -129,7 +129,7 @@ class Emitter:
     def _function(
         self, eqn: JaxprEqn, body: Body, roles: Sequence[Role], site: Site
     ) -> Callable[..., list[Any]]:
-        """Returns a body as a function, with its segments."""
+        """Returns a function that evaluates a body with planned residuals."""
         given = [roles[i] for i in body.operands]
         if eqn.primitive.name == "scan":
             site = site._replace(in_loop=True)
@@ -165,13 +165,13 @@ class Emitter:
     def _emit(
         self, step: Step, env: dict[Value, Any], site: Site, names: Sequence[Any] | None = None
     ) -> None:
-        """Binds a step.
+        """Binds a step and adds its results to `env`.
 
         Args:
             step: The step.
-            env: The arrays so far, to which its results are added.
-            site: The surroundings of the planned jaxpr.
-            names: The name stack in place of the step's own.
+            env: The array of each value that is computed so far.
+            site: The place of the planned jaxpr in the program.
+            names: The name stack of the step; None for its own.
         """
         roles = [x.role if isinstance(x, Value) else Role.PARAM for x in step.operands]
         stack = None if names is None else current_name_stack()
@@ -188,10 +188,10 @@ class Emitter:
     def _functions(
         self, units: Sequence[Unit], site: Site
     ) -> Iterator[tuple[Unit, tuple[Callable[..., Any], tuple[Any, ...]]]]:
-        """Yields each segment with its function and the names around it."""
+        """Yields each segment with its function and the name stack around the call."""
         for group, around, within in alike(units):
-            # `prevent_cse` would put barriers around the segment. It is off: the loops of a forward
-            # and of a backward pass are two computations, which XLA cannot merge anyway.
+            # `prevent_cse` would put barriers around the segment. They are not needed: the loops of
+            # the forward and of the backward pass are two computations, which XLA cannot merge.
             segment = self._segment(group[0], within, site)
             function = jax.checkpoint(segment, policy=_POLICY, prevent_cse=False)
             for unit, names in zip(group, around, strict=True):
@@ -216,10 +216,10 @@ def _read(atom: Atom, env: dict[Any, Any]) -> Any:
 
 
 def _is_entered(eqn: JaxprEqn) -> bool:
-    """Returns whether the jaxpr in an equation is planned.
+    """Returns whether the bodies of an equation may be planned.
 
-    A user's own checkpoint already decides, a ``while`` has no backward pass, and a function with
-    a derivative or batching rule of its own is opaque.
+    A user's `jax.checkpoint` has a plan already, a ``while`` has no backward pass, and a function
+    with its own derivative or batching rule is opaque.
     """
     name = eqn.primitive.name
     structure = STRUCTURES.get(name)
@@ -229,14 +229,14 @@ def _is_entered(eqn: JaxprEqn) -> bool:
 
 
 def holds_loop(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation is a loop that is planned, or holds one."""
+    """Returns whether an equation is a loop whose body may be planned, or contains one."""
     return _is_entered(eqn) and (
         eqn.primitive.name == "scan" or any(map(has_loop, (body.jaxpr for body in bodies(eqn))))
     )
 
 
 def has_loop(jaxpr: AnyJaxpr) -> bool:
-    """Returns whether a jaxpr holds a loop that is planned.
+    """Returns whether a jaxpr contains a loop whose body may be planned.
 
     Args:
         jaxpr: The jaxpr, open or closed.
@@ -249,7 +249,7 @@ def may_plan(closed: ClosedJaxpr, choice: ResidualChoice) -> bool:
 
     Args:
         closed: Its jaxpr.
-        choice: How much is kept, and where.
+        choice: The user's choice.
     """
     return not choice.is_off and (not choice.loops_only or has_loop(closed))
 
@@ -261,8 +261,8 @@ def run_planned(
 
     Args:
         closed: The jaxpr of the program.
-        is_param: Which of its inputs are parameters.
-        choice: How much is kept, and where.
+        is_param: Whether each of its inputs is a parameter.
+        choice: The user's choice.
         arrays: The array arguments.
     """
     if not may_plan(closed, choice):

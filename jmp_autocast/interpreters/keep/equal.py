@@ -1,9 +1,9 @@
-"""Which segments are equal: they share one function.
+"""Finds equal segments, which share one function.
 
-The layers of an unrolled model have the same segments. JAX caches the trace of a function, its
-derivative and its transpose by the function, so that shared functions are traced once, and not once
-for each layer. With `"recompute"`, tracing a GPT with 48 layers took 1.9 times the time with a
-function for each segment, and takes 1.05 to 1.3 times with this (CPU seconds, JAX 0.10.2).
+The layers of an unrolled model have equal segments. JAX caches traces, derivatives and transposes
+by the identity of the function, so a shared function is traced once and not once for each layer.
+With `"recompute"`, tracing a GPT with 48 layers takes 1.05 to 1.3 times as long as without; it took
+1.9 times as long with a function for each segment (CPU seconds, JAX 0.10.2).
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _Names: TypeAlias = list[tuple[Any, ...]]
 
 
 def alike(units: Iterable[Unit]) -> Iterator[tuple[list[Unit], _Names, _Names]]:
-    """Groups the segments among units that can share one function, and names their steps.
+    """Groups the segments that can share one function, and splits their name stacks.
 
     Args:
         units: The units of one jaxpr.
 
     Yields:
-        Segments that are equal functions of their inputs, in the same order; for each of them the
-        name stack in which the function is called; for each step its name stack in the function.
+        A group of equal segments, in program order; for each segment, the name stack around the
+        call of the function; for each step, its name stack inside of the function.
     """
     groups: dict[Hashable, list[Unit]] = {}
     for unit in units:
@@ -51,11 +51,11 @@ def alike(units: Iterable[Unit]) -> Iterator[tuple[list[Unit], _Names, _Names]]:
 
 
 def _names(units: Sequence[Unit]) -> tuple[_Names, _Names]:
-    """Returns the name stacks around equal segments, and those of the steps in them.
+    """Returns the name stacks around equal segments, and the name stacks of the steps inside.
 
-    Names that differ between the segments, such as those of layers, go around the function. In a
-    segment with steps of two layers, the layer with more steps decides; the steps of the other
-    layer have no name in it.
+    Names that differ between the segments, such as the names of layers, go around the call. If a
+    segment has steps of two layers, the names of the layer with more steps go around the call, and
+    the steps of the other layer have no names.
     """
     stacks = [[name_entries((*s.around, s.eqn)) for s in unit.steps] for unit in units]
     starts = [_without_common_end(each) for each in zip(*stacks, strict=True)]
@@ -68,7 +68,7 @@ def _names(units: Sequence[Unit]) -> tuple[_Names, _Names]:
 
 
 def _without_common_end(stacks: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, ...], ...]:
-    """Returns the stacks without their longest common end."""
+    """Returns the stacks without the longest suffix that all of them share."""
     count = 0
     for entries in zip(*map(reversed, stacks), strict=False):
         if len(set(entries)) > 1:
@@ -81,9 +81,9 @@ def _without_common_end(stacks: Sequence[tuple[Any, ...]]) -> tuple[tuple[Any, .
 
 
 def _numbering(first: Iterable[Any]) -> Callable[[Any], Hashable]:
-    """Returns a function that numbers values in the order of their first use.
+    """Returns a function that numbers variables in the order of their first use.
 
-    The number of a literal is its dtype and its bytes.
+    For a literal, it returns the dtype and the bytes.
     """
     numbers = {v: k for k, v in enumerate(first)}
 
@@ -116,7 +116,7 @@ def _key_of_step(step: Step, unit: Unit, number: Callable[[Any], Hashable]) -> H
 
 
 def _key_of_rule(step: Step) -> Hashable:
-    # The rule is a new object in each trace, with the same results.
+    # Each trace makes a new rule object, so the key compares its jaxpr.
     function = _key(called(step.eqn))
     return step.eqn.primitive, function, _key_of_jaxpr(step.rule, function)
 
@@ -126,7 +126,7 @@ def _key_of_equation(eqn: JaxprEqn) -> Hashable:
 
 
 def _key(x: Any) -> Hashable:
-    """Returns a key that is equal for values with the same meaning to an equation."""
+    """Returns a key that is equal for parameter values which mean the same to an equation."""
     if hasattr(body_of(x), "eqns"):
         return _key_of_jaxpr(x)
     if isinstance(x, tuple | list):
@@ -135,7 +135,7 @@ def _key(x: Any) -> Hashable:
         return str(x.dtype), x.shape, x.tobytes()
     if not has_hash(x):
         return id(x)
-    # 0 is equal to -0.0 and to False.
+    # 0, False and -0.0 compare as equal. The type and the string distinguish them.
     return type(x), x, str(x) if isinstance(x, float) else ""
 
 
@@ -149,7 +149,7 @@ def _key_of_jaxpr(jaxpr: AnyJaxpr, itself: Hashable = None) -> Hashable:
 
     Args:
         jaxpr: The jaxpr, open or closed.
-        itself: The key of its primal function, which a derivative may call.
+        itself: For the jaxpr of a derivative, the key of the function, which its rule may call.
     """
     body = body_of(jaxpr)
     number = _numbering((*body.constvars, *body.invars))

@@ -1,4 +1,4 @@
-"""A jaxpr as values and steps: the operands of derivatives, and the values to recompute."""
+"""A jaxpr as a graph of values and steps, with the values that each derivative reads."""
 
 from __future__ import annotations
 
@@ -34,25 +34,26 @@ _OPAQUE: frozenset[str] = frozenset()
 
 
 class Role(enum.Enum):
-    """The role of an input of a jaxpr in its backward pass."""
+    """How an input of a jaxpr is stored: in memory anyway, or only if it is kept."""
 
     PARAM = "param"
-    """A parameter: in memory anyway, and so are its moves and casts."""
+    """A parameter. It is in memory anyway, and its moves and casts are, too."""
     SLICE = "slice"
-    """A slice of a parameter, in each iteration of a loop another one: in memory anyway, too."""
+    """The slice of a stacked parameter that a loop reads in one iteration. It is in memory anyway.
+    """
     STORED = "stored"
-    """In memory anyway: an input of the program, what a loop does not change."""
+    """In memory anyway: an input of the program, or a loop operand that is not a carry."""
     FRESH = "fresh"
-    """Keeping it takes memory: a carry of a loop."""
+    """In memory only if it is kept: a carry of a loop, or a computed value."""
 
 
 class StepKind(enum.Enum):
-    """How a step is planned."""
+    """How the plan treats a step."""
 
     LEAF = "leaf"
-    """Moves and casts of parameters and constants: done once, where they stand."""
+    """A move or cast of parameters and constants, computed once: its result stays in memory."""
     FLOATING = "floating"
-    """Cheap, and made of what is stored: done wherever its result is read."""
+    """A cheap step on stored values. Each consumer computes it again."""
     CHEAP = "cheap"
     CONTRACTION = "contraction"
     OPAQUE = "opaque"
@@ -64,11 +65,12 @@ class Value:
 
     Args:
         aval: Its abstract value.
-        role: As that of an input; results are `Role.FRESH`, but those of leaves.
-        producer: The step that makes it, None for an input or a constant.
-        active: It has a derivative, as far as can be seen.
-        level: The most contractions and opaque steps on a way to it.
-        const: The array, for a constant.
+        role: The role of an input. The role of a result is `Role.PARAM` for a leaf, else
+            `Role.FRESH`.
+        producer: The step that computes it, or None for an input or a constant.
+        active: Whether it may have a derivative.
+        level: The largest number of contractions and opaque steps on a path from an input to it.
+        const: The array of a constant.
     """
 
     aval: Any
@@ -80,7 +82,7 @@ class Value:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes; 0 for a value that is no plain array, such as a key."""
+        """Its bytes; 0 for a value without a plain dtype, such as a PRNG key."""
         dtype = getattr(self.aval, "dtype", None)
         if dtype is None or jnp.issubdtype(dtype, jax.dtypes.extended):
             return 0
@@ -96,19 +98,20 @@ class Value:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Step:
-    """An equation, after the calls around it were inlined.
+    """An equation of the program, with its calls inlined.
 
     Args:
         eqn: The equation.
-        around: The equations of the calls that were inlined, outermost first.
-        operands: Its operands, as `Value` or as a literal of the jaxpr.
+        around: The equations of the inlined calls around it, outermost first.
+        operands: Its operands, each a `Value` or a literal of the jaxpr.
         index: Its place in program order.
-        kind: Whether it may be recomputed.
-        reads: The operands of its derivative.
-        level: The highest among its operands.
+        kind: How the plan treats it.
+        reads: The values that its derivative reads.
+        level: The highest level of its operands.
         results: Its results.
-        values: The operands that are no literals.
-        rule: The jaxpr of the derivative of a function with a cheap rule of its own.
+        values: Its operands without the literals.
+        rule: The jaxpr of its derivative, if the equation is a ``custom_jvp`` function with a cheap
+            rule.
     """
 
     eqn: JaxprEqn
@@ -129,20 +132,21 @@ class Step:
     def words(self) -> frozenset[str]:
         """The traits of its primitive."""
         words = BACKWARD.get(self.eqn.primitive.name, _OPAQUE)
-        # A product that adds up nothing is a multiplication: MaxText's norms scale by an einsum.
+        # An einsum that sums over nothing is a multiplication: MaxText's norms scale by such an
+        # einsum.
         multiplies = "contracts" in words and reduction_depth(self.eqn) == 1
         return BACKWARD["mul"] if multiplies else words
 
 
 @dataclasses.dataclass(slots=True)
 class Graph:
-    """A jaxpr, flattened.
+    """A jaxpr as values and steps, with its calls inlined.
 
     Args:
         inputs: Its inputs.
-        consts: The constants, those of inlined calls too.
+        consts: Its constants and those of inlined calls.
         steps: Its steps, in program order.
-        outputs: Its outputs, as `Value` or as a literal of the jaxpr.
+        outputs: Its outputs, each a `Value` or a literal of the jaxpr.
     """
 
     inputs: list[Value]
@@ -152,12 +156,12 @@ class Graph:
 
     @property
     def values(self) -> list[Value]:
-        """All values, each once."""
+        """All values, without duplicates."""
         return [*self.inputs, *self.consts, *(v for step in self.steps for v in step.results)]
 
 
 def has_order(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation has effects, or reads or makes a ref, which others write to."""
+    """Returns whether an equation must stay in order, because of effects or a ref."""
     return bool(eqn.effects) or any(is_ref(v.aval) for v in (*eqn.invars, *eqn.outvars))
 
 
@@ -174,7 +178,7 @@ def graph_of(
     Args:
         jaxpr: The jaxpr, open or closed.
         roles: The role of each input in the backward pass.
-        excludes: Whether a scope is left alone: nothing in it is recomputed.
+        excludes: Returns whether nothing in a scope may be recomputed.
     """
     body = body_of(jaxpr)
     inputs = [
@@ -193,11 +197,11 @@ def _flatten(
     around: tuple[Any, ...],
     excludes: Callable[[tuple[str, ...]], bool],
 ) -> list[Any]:
-    """Appends the steps of a jaxpr; returns its outputs, as `Value` or literal."""
+    """Appends the steps of a jaxpr to a graph; returns its outputs, each a `Value` or a literal."""
     body = body_of(jaxpr)
     env: dict[Any, Any] = dict(zip(body.invars, inputs, strict=True))
     for v, const in zip(body.constvars, consts_of(jaxpr), strict=True):
-        # A tracer of a transformation around this one may have a derivative.
+        # A tracer of an outer transformation may have a derivative.
         active = isinstance(const, Tracer) and _is_float(v.aval)
         env[v] = Value(v.aval, Role.PARAM, active=active, const=const)
         graph.consts.append(env[v])
@@ -205,8 +209,8 @@ def _flatten(
     def read(atom: Atom) -> Any:
         return atom if isinstance(atom, Literal) else env[atom]
 
-    # Effects keep their order: a step with effects is on no lower level than the one before it. A
-    # call with effects is one step, as its equations would be on levels of their own.
+    # Steps with effects keep their order: each is on the level of the one before it, or higher. A
+    # call with effects stays one step, because inlined, its equations could be on different levels.
     effects = 0
     for eqn in body.eqns:
         operands = [read(atom) for atom in eqn.invars]
@@ -235,7 +239,7 @@ def _kind(step: Step) -> StepKind:
         return StepKind.OPAQUE
     if "contracts" in words:
         return StepKind.CONTRACTION
-    # `jax.checkpoint` applies `reduce_precision` to saved values, which takes no complex number.
+    # `jax.checkpoint` applies `reduce_precision` to saved values, which rejects complex numbers.
     if any(_is_float(v.aval, jnp.complexfloating) for v in (*step.values, *eqn.outvars)):
         return StepKind.OPAQUE
     if "cheap" not in words:
@@ -244,15 +248,16 @@ def _kind(step: Step) -> StepKind:
             return StepKind.OPAQUE
     if not all(v.is_stored for v in step.values):
         return StepKind.CHEAP
-    # The cast or transpose of a parameter is as large as the parameter, and computed once. A value
-    # that grows (a scale broadcast to a batch, a mask from an iota) is recomputed at each consumer.
+    # A cast or transpose of a parameter is no larger than the parameter, and is computed once. A
+    # result that is larger than its operands (a scale broadcast to a batch, a mask from an iota) is
+    # recomputed for each consumer.
     made = sum(assumed_elements(v.aval) for v in eqn.outvars)
     given = sum(assumed_elements(v.aval) for v in step.values)
     from_params = all(v.role in (Role.PARAM, Role.SLICE) for v in step.values)
-    # A slice of a parameter is in memory anyway, but its casts of all iterations are as large as a
-    # copy of all layers. Cast again in the backward loop, a Llama of 7B's widths needs 0.87 times
-    # the temporary bytes, at 1.02 times the traffic (MaxText, 2 layers on 4 TPUs v5e), and a GPT
-    # 0.98 and 0.99.
+    # The casts of a parameter's slices in all iterations would together be as large as a copy of
+    # all layers, so the backward loop casts each slice again. A Llama with the widths of the 7B
+    # model then needs 0.87 times the temporary bytes at 1.02 times the traffic (MaxText, 2 layers
+    # on 4 TPUs v5e), and a GPT 0.98 and 0.99 times.
     is_slice = any(v.role is Role.SLICE for v in step.values)
     once = from_params and made <= given and not (is_slice and cast_dtype(eqn) is not None)
     return StepKind.LEAF if once else StepKind.FLOATING
@@ -296,9 +301,9 @@ def _is_float(aval: Any, kind: Any = jnp.inexact) -> bool:
 
 
 def _cheap_rule(eqn: JaxprEqn) -> Any:
-    """Returns the derivative of a ``custom_jvp`` function, if both hold cheap steps alone.
+    """Returns the jaxpr of the derivative of a ``custom_jvp`` function, or None if it is not cheap.
 
-    So it is with JAX's own `jax.nn.relu`. Any other rule is the user's affair, and never run again.
+    It is cheap if the function and its rule both hold cheap steps only, as for `jax.nn.relu`.
     """
     if eqn.primitive.name != "custom_jvp_call" or not _is_cheap(called(eqn)):
         return None
@@ -311,14 +316,14 @@ def _cheap_rule(eqn: JaxprEqn) -> Any:
 
     try:
         jaxpr = fresh_make_jaxpr(derivative, avals, [avals[i] for i in moving])
-    except Exception:  # a rule of the user's own may refuse in any way; it refuses again if needed
+    except Exception:  # a user's rule may raise any error, and JAX raises it again
         return None
     return jaxpr if _is_cheap(jaxpr) else None
 
 
 def _is_cheap(jaxpr: AnyJaxpr) -> bool:
-    # A function with its own derivative rule counts by its body: here it is run, not
-    # differentiated, as a part of the outer function or of the outer rule.
+    # An inner ``custom_jvp`` function is cheap if its body is: the derivative runs that body and
+    # never differentiates it.
     return all(
         _is_cheap(called(eqn))
         if is_plain_call(eqn) or eqn.primitive.name == "custom_jvp_call"

@@ -1,8 +1,9 @@
-"""Which steps become one `jax.checkpoint`, and in which order everything is emitted.
+"""Groups steps into segments, each one `jax.checkpoint`, and orders the program.
 
-A segment is a connected piece of cheap steps between contractions, with the contractions that
-consume its recomputed values, so that the result of a GELU itself is not kept. A contraction in a
-segment is never done twice, because no derivative in the segment has its result as an operand.
+A segment is a connected group of cheap steps between contractions. It includes the contractions
+that consume its recomputed values; so the result of a GELU before a matmul is not kept. The
+backward pass never repeats a contraction of a segment, because no derivative inside the segment
+reads its result.
 """
 
 from __future__ import annotations
@@ -16,14 +17,14 @@ from .graph import Graph, Step, StepKind, Value, has_order
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """Steps that are emitted together.
+    """Steps that are emitted together: one segment, or one step outside of the segments.
 
     Args:
-        steps: The steps, in program order; those of a segment may be in other units, too.
-        inputs: Their operands from other units.
-        outputs: Their results with consumers in other units; for segments only.
-        saved: Results in a segment that are kept.
-        is_segment: They become one `jax.checkpoint`.
+        steps: The steps, in program order. A step may be in several segments.
+        inputs: The operands of a segment that its own steps do not compute.
+        outputs: The results of a segment that are used outside of it.
+        saved: The results inside a segment that are kept.
+        is_segment: Whether the steps become one `jax.checkpoint`.
     """
 
     steps: tuple[Step, ...]
@@ -34,23 +35,23 @@ class Unit:
 
 
 def units_of(graph: Graph, cut: Cut) -> list[Unit]:
-    """Returns all steps of a graph in units, in an order in which they can be emitted.
+    """Returns the units of a graph, in an order in which they can be emitted.
 
     Args:
         graph: The graph.
-        cut: Which of its values are kept.
+        cut: The values that are kept and recomputed.
     """
-    # No way between two steps of one level leads through a contraction or an opaque step: those
-    # raise the level. So the connected groups of a level are independent, and emitting level by
-    # level computes all operands before their consumers.
+    # A path between two steps of one level contains no contraction and no opaque step, because
+    # these raise the level. So the connected groups of a level are independent of each other, and
+    # the order by level computes all operands before their consumers.
     groups = _connected([step for step in graph.steps if _may_join(step, cut)])
     segments = [group for group in groups if _gains(group, cut)]
     inside = {step for group in segments for step in group}
     units = [((group[0].level, 1, group[0].index), _segment(group, cut)) for group in segments]
     for step in graph.steps:
         if step not in inside:
-            # Leaves come first, because any step may consume them; steps that raise the level come
-            # last.
+            # Leaves come first, because any step may consume them. Within a level, steps that raise
+            # the level come last.
             first = {StepKind.LEAF: -1, StepKind.FLOATING: -1, StepKind.CHEAP: 1}.get(step.kind, 2)
             level = -1 if first == -1 else step.level
             units.append(((level, first, step.index), Unit((step,))))
@@ -64,9 +65,9 @@ def _may_join(step: Step, cut: Cut) -> bool:
 
 
 def _gains(group: Sequence[Step], cut: Cut) -> bool:
-    """Returns whether a group keeps less as a checkpointed segment than JAX keeps for its steps."""
-    # For steps other than products, JAX keeps a function of the operand instead of the operand: a
-    # square keeps 2 x, an exponential its result. So a piece with such a step is a segment even if
+    """Returns whether a group keeps fewer bytes as a checkpoint than as plain steps."""
+    # For a nonlinear step, JAX keeps a function of the operand and not the operand itself: 2 x for
+    # a square, the result for an exponential. So a group with such a step becomes a segment even if
     # the cut recomputes nothing in it (GPT scan on a TPU: 8 % fewer temporary bytes).
     return any(
         not cut.recomputed.isdisjoint(step.reads)
@@ -96,7 +97,8 @@ def _connected(steps: Iterable[Step]) -> list[list[Step]]:
 
 
 def _segment(group: Sequence[Step], cut: Cut) -> Unit:
-    # Functions of stored values are computed in the segment, for the backward pass.
+    # Floating steps that the group consumes join the segment, so that its backward pass computes
+    # them again.
     steps = set(group)
     todo = [v.producer for step in group for v in step.values]
     while todo:
@@ -114,14 +116,15 @@ def _segment(group: Sequence[Step], cut: Cut) -> Unit:
         tuple(ordered),
         tuple(inputs),
         tuple(v for step in group for v in step.results),
-        # The result of a contraction has a name nowhere: its consumers are on the next level.
+        # Excludes the results of contractions, which have a higher level: only later units consume
+        # them.
         frozenset(v for v in made & cut.kept if v.level == group[0].level),
         is_segment=True,
     )
 
 
 def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
-    """Removes outputs of segments without a consumer, and steps that segments contain already."""
+    """Removes segment outputs that no later unit consumes, and steps that only segments need."""
     needed = {v for v in graph.outputs if isinstance(v, Value)}
     found: list[Unit] = []
     for unit in reversed(units):
@@ -133,7 +136,7 @@ def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
             needed.update(unit.inputs)
         else:
             (step,) = unit.steps
-            # Marks of other libraries have no consumer: K-FAC finds its losses by them.
+            # Markers of other libraries have no consumer: K-FAC finds its losses by such markers.
             stays = has_order(step.eqn) or step.kind is StepKind.OPAQUE
             if needed.isdisjoint(step.results) and not stays:
                 continue

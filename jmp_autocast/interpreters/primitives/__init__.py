@@ -1,1 +1,1 @@
-"""The traits of all primitives, and this package's own primitives."""
+"""Facts about all primitives, and the package's own primitives."""

@@ -1,10 +1,11 @@
-"""Contractions in 16 bits that return their float32 accumulator, in both directions.
+"""Contractions of 16-bit operands that return their float32 accumulator, also in the backward pass.
 
-``preferred_element_type=float32`` returns it forward, but JAX's transpose of it multiplies the
-float32 cotangent with a 16-bit operand: a matmul in float32. The gradient of a weight is rounded to
-16 bits all the same, because the weight's copy is 16 bits wide. The primitive here is closed under
-differentiation: it is linear in each of its two operands, and its transpose is again a contraction
-of two 16-bit operands, in the dtype that the cotangent of the other operand needs.
+With ``preferred_element_type=float32``, a contraction of JAX returns the accumulator in the forward
+pass only. Its transpose multiplies the float32 cotangent with a 16-bit operand, which is a matmul
+in float32, and still rounds the gradient of a weight to 16 bits, the dtype of the weight's copy.
+The primitive here is closed under differentiation: it is linear in each of its two operands, and
+its transpose is again a contraction of two 16-bit operands, whose result has the dtype that the
+transposed operand needs.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def accumulating_contraction(
 ) -> Any:
     """Contracts two 16-bit arrays and returns the result in a given dtype.
 
-    In derivatives, too, both operands of every contraction are 16 bits wide, and cotangents are
-    cast to that dtype. The derivative with respect to a 16-bit operand has its dtype.
+    In derivatives, too, both operands of every contraction are 16 bits wide, because cotangents are
+    cast to the dtype of the operands. The derivative with respect to a 16-bit operand has the
+    operand's dtype.
 
     Args:
         primitive: ``dot_general``, ``conv_general_dilated`` or ``ragged_dot_general``.
@@ -65,9 +67,9 @@ def accumulating_contraction(
         rhs: The right operand, in the dtype of ``lhs``.
         *rest: Operands without a derivative: the group sizes of ``ragged_dot_general``.
         out: The dtype of the result: float32 or that of ``lhs``.
-        full: For an operand that is the copy of a float32 source, the source, and else None. The
-            derivative is then with respect to the source: its gradient is the accumulator of
-            the transposed contraction, float32 and never rounded.
+        full: For each operand that is a copy of a float32 source, the source; None for other
+            operands. The derivative is then with respect to the source, and is the float32
+            accumulator of the transposed contraction, which is never rounded.
 
     Returns:
         The contraction, of dtype ``out``.
@@ -103,15 +105,16 @@ def accumulating_contraction(
     if low == out and not sources and not of_own:
         return bind_cached(primitive, operands, {**params, "preferred_element_type": low})
     # The jaxpr declares a 16-bit result, so that its transpose is again a contraction of 16-bit
-    # operands; `out` is the dtype of the equation's result.
+    # operands. `out` is the dtype of the equation's result.
     items = tuple({**params, "preferred_element_type": low}.items())
     return _contraction(primitive, items, out, sources)(*operands)
 
 
 def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> bool:
-    """Returns whether a matmul or convolution needs a form of its own on CPUs, in both directions.
+    """Returns whether a matmul or convolution needs the form of `cpu_products` on CPUs.
 
-    The primitive then replaces it even if the result is rounded.
+    The `accumulate` primitive then replaces it even if its result is rounded, so that derivatives
+    have the form as well.
     """
     if primitive.name not in _CPU_FORMS:
         return False
@@ -120,15 +123,15 @@ def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, 
 
 
 def tangent_contraction(lhs: Any, rhs: Any, dimension_numbers: Any, low: Any, out: Any) -> Any:
-    """Multiplies a 16-bit array and a tangent of it or of a float32 array.
+    """Multiplies a 16-bit array and a tangent.
 
-    The transpose is a product of 16-bit operands, whose result has the dtype of the tangent.
+    The transpose multiplies 16-bit operands, and its result has the dtype of the tangent.
 
     Args:
         lhs: The left operand, of dtype ``low`` or float32.
         rhs: The right operand, of dtype ``low`` or float32.
-        dimension_numbers: Those of ``lax.dot_general``.
-        low: The dtype that both are multiplied in.
+        dimension_numbers: The dimension numbers of ``lax.dot_general``.
+        low: The dtype in which both operands are multiplied.
         out: The dtype of the result.
     """
     jaxpr = _trace(_dot_in(low, dimension_numbers), low, (lhs, rhs))
@@ -159,16 +162,16 @@ def _contraction(
 #
 # accumulate(lhs, rhs, *rest, *sources; jaxpr, low, out, sources)
 #
-# `jaxpr` takes (lhs, rhs, *rest) in dtype `low` and is linear in `lhs` and in `rhs`: data movement
-# and one contraction. JAX traces it again to transpose and to batch it, so that all contractions
-# and shardings work alike. The parameter `sources` holds the positions of the factors that are
-# differentiated by one of the last operands instead.
+# `jaxpr` takes (lhs, rhs, *rest) in dtype `low` and is linear in `lhs` and in `rhs`. It consists of
+# data movement and one contraction. It is transposed and batched by JAX's own rules, which cover
+# all contractions and shardings. The parameter `sources` holds the positions of the factors whose
+# derivative goes to one of the last operands instead.
 
 
 def _factor_of(
     i: int, operands: Sequence[Any], sources: tuple[int, ...]
 ) -> tuple[int, Any, Sequence[Any]] | None:
-    """Returns how the result depends on one operand.
+    """Returns the factor through which the result depends on an operand.
 
     Args:
         i: The position of the operand.
@@ -177,7 +180,7 @@ def _factor_of(
 
     Returns:
         The position (0 or 1) of the factor that a tangent of the operand replaces, the other
-        factor, and the operands after both; None if operand ``i`` gets no derivative.
+        factor, and the operands after both; None if the operand has no derivative.
     """
     count = len(operands) - len(sources)
     if i < count and (i in sources or i > 1):
@@ -185,7 +188,8 @@ def _factor_of(
     at = sources[i - count] if i >= count else i
     other = operands[1 - at]
     if 1 - at in sources:
-        # A view, so that a second derivative reaches the source; the residual is the copy.
+        # The factor is a view of the source, so that a second derivative reaches the source. The
+        # residual is the 16-bit copy.
         other = source_view(operands[count + sources.index(1 - at)], other)
     return at, other, operands[2:count]
 
@@ -216,13 +220,13 @@ def _transpose(
             return None
         at, other, rest = found
         factors = (cotangent, other, *rest)
-        # A float32 cotangent is cast to 16 bits here. It is rounded once, as the cotangent of a
+        # The float32 cotangent is cast to 16 bits here. It is rounded once, as the cotangent of a
         # rounded result would be, and both contractions of the backward pass run on tensor cores.
         transposed = _trace(_transposed(jaxpr, at), params["low"], factors)
         if not contractions_of(transposed):
-            # JAX's own transpose of a convolution that returns no element.
+            # JAX's transpose of a convolution with an empty result contains no contraction.
             return jnp.zeros(operand.aval.shape, operand.aval.dtype)
-        # The operand's own dtype: a float32 source gets the accumulator itself, never rounded.
+        # `out` is the operand's own dtype, so that a float32 source gets the unrounded accumulator.
         own = {**params, "jaxpr": transposed, "out": operand.aval.dtype}
         return accumulate_p.bind(*factors, **own, sources=())
 
@@ -251,8 +255,8 @@ def _batch(
 def _transposed(jaxpr: ClosedJaxpr, at: int) -> Callable[..., Any]:
     def transposed(cotangent: Any, other: Any, *rest: Any) -> Any:
         if has_other_cotangent(jaxpr.out_avals[0]):
-            # The cotangent of an unreduced product is a reduced array. `jax.linear_transpose`
-            # insists on the type of the result.
+            # The cotangent of an unreduced product is a reduced array, but `jax.linear_transpose`
+            # accepts only the type of the result.
             factors = (None, other) if at == 0 else (other, None)
             return [registration.transposed_by(jaxpr, (*factors, *rest), cotangent)]
 
@@ -271,7 +275,7 @@ def _batched(jaxpr: ClosedJaxpr, dims: tuple[int | None, ...]) -> Callable[..., 
 
 
 def _trace(function: Callable[..., Any], low: np.dtype, operands: Sequence[Any]) -> Any:
-    """Returns the jaxpr of a function of 16-bit operands, the same one for the same types."""
+    """Returns the jaxpr of a function of 16-bit operands, the same object for equal types."""
     avals = (jax.typeof(x) for x in operands)
     low_avals = tuple(with_dtype(a, low) if a.dtype == FLOAT32 else a for a in avals)
     return _traced(function, low_avals, jax.sharding.get_abstract_mesh())
@@ -279,8 +283,8 @@ def _trace(function: Callable[..., Any], low: np.dtype, operands: Sequence[Any])
 
 @functools.lru_cache(maxsize=4096)
 def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> Any:
-    # The lookup in the cache of `jax.make_jaxpr` is slow. Of JAX's settings only the mesh has an
-    # effect on data movement and one contraction with given parameters.
+    # A lookup in the cache of `jax.make_jaxpr` is slow. Of JAX's settings, only the mesh affects
+    # data movement and one contraction with given parameters.
     return jax.make_jaxpr(function)(*avals)
 
 
@@ -296,19 +300,19 @@ def _lowered(
     sources: tuple[int, ...],
     contract: Callable[[JaxprEqn, list[Any], np.dtype, np.dtype], Any] = _bound,
 ) -> Any:
-    """Runs the jaxpr with the contraction's result, and all that follows it, in ``out``.
+    """Evaluates the jaxpr with its contraction, and all equations after it, in dtype ``out``.
 
-    ``contract`` computes the contraction from its equation, operands, ``low`` and ``out``.
+    ``contract`` computes the contraction from its equation, its operands, ``low`` and ``out``.
     """
     contraction = contraction_of(jaxpr)
 
     def step(i: int, eqn: JaxprEqn, xs: list[Any]) -> Sequence[Any]:
         return [contract(eqn, xs, low, out)] if eqn is contraction else bound(eqn, xs)
 
-    # The sources have no part in the value.
+    # The sources do not affect the value.
     factors = operands[: len(operands) - len(sources)]
     args = [lax.convert_element_type(x, low) if x.dtype == FLOAT32 else x for x in factors]
-    # The jaxpr is shared by all equal contractions: its scopes are those of the first one traced.
+    # All equal contractions share the jaxpr, whose scopes are those of the first one traced.
     (result,) = evaluate(jaxpr, (), args, literal_value, step, lambda eqn: nullcontext())
     return result
 
@@ -316,11 +320,12 @@ def _lowered(
 def _widened(
     eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype, is_late: bool = True
 ) -> Any:
-    """The contraction in float32, for CPUs without another kernel.
+    """Contracts in float32, for CPUs without a 16-bit kernel for the equation.
 
-    Left in bfloat16, XLA of JAX 0.12 has loops for some forms that add up in bfloat16. It has none
-    that add up in float16. Without ``is_late`` XLA widens the operands when they are made, and
-    keeps that until the backward pass: 1.14 times the temporary bytes of a ViT (JAX 0.12).
+    In bfloat16, XLA of JAX 0.12 runs some forms in loops that accumulate in bfloat16. In float16,
+    it has no such loops. With ``is_late``, a barrier keeps XLA from widening the operands where
+    they are computed and keeping them wide until the backward pass: 1.14 times the temporary bytes
+    of a ViT (JAX 0.12).
     """
     if out == low == np.float16:
         return _bound(eqn, xs, low, out)
@@ -329,14 +334,14 @@ def _widened(
     return lax.convert_element_type(_bound(eqn, xs, low, FLOAT32), out)
 
 
-# XLA would undo the form of the kernels.
+# On several devices, XLA would undo the form that its kernels need.
 _SPLIT = CPUKernels(False, False, "the program runs on several devices")
 
 
 def _on_cpus(
     *operands: Any, jaxpr: ClosedJaxpr, kernels: CPUKernels = _SPLIT, **params: Any
 ) -> Any:
-    """Contracts in the form of XLA:CPU's kernels if they exist, otherwise in float32."""
+    """Contracts in the form of XLA:CPU's 16-bit kernels if they exist, otherwise in float32."""
     is_first = is_exchanged(body_of(jaxpr), contraction_of(jaxpr))
     options = {"exchanged": True} if is_first else {}
 
@@ -358,8 +363,8 @@ def _on_one_cpu(*operands: Any, low: np.dtype, **params: Any) -> Any:
     return _on_cpus(*operands, low=low, kernels=kernels, **params)
 
 
-# The forms of XLA:CPU's kernels: from operands, parameters and dtype to the result, None if no form
-# fits the equation.
+# Functions that contract in the form of XLA:CPU's kernels. They return None if the equation has no
+# such form.
 _CPU_FORMS: dict[str, Callable[..., Any]] = {
     "dot_general": matmul,
     "conv_general_dilated": convolution,
@@ -369,7 +374,8 @@ accumulate_p: Any = registration.define_primitive(
     "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
 registration.lowers_by_platform(accumulate_p, default=_lowered, cpu=_on_cpus, one_cpu=_on_one_cpu)
-# Shapes that the kernels' form rejects: XLA aborts at bfloat16 products without its barriers.
+# Finalised programs have no barriers, without which XLA aborts at bfloat16 products. So they
+# multiply in float32 on CPUs.
 _early = functools.partial(_lowered, contract=functools.partial(_widened, is_late=False))
 registration.STAND_INS[accumulate_p] = {"default": _lowered, "cpu": _early}
 holds_contraction(accumulate_p)

@@ -1,8 +1,8 @@
-"""Casts of known values to 16 bits, in which bfloat16 stays finite.
+"""Casts known values to bfloat16 without overflow to infinity.
 
-The masks of Flax and Hugging Face are ``finfo(float32).min``, which bfloat16 rounds to -inf. Kept
-in float32 instead, the mask makes a TPU store the scores of an attention in float32: 1.31 times the
-traffic of a hand-written 12-layer model, whose mask is the lowest bfloat16 number.
+The masks of Flax and Hugging Face hold ``finfo(float32).min``, which bfloat16 rounds to -inf. If
+the mask stayed in float32 instead, a TPU would store the scores of an attention in float32: 1.31
+times the traffic of a hand-written 12-layer model whose mask holds the lowest bfloat16 number.
 """
 
 from __future__ import annotations
@@ -18,22 +18,23 @@ _LARGEST = float(jnp.finfo(jnp.bfloat16).max)
 
 
 def is_clamped(value: float | None, dtype: np.dtype) -> bool:
-    """Returns whether a known value is finite, and beyond the largest bfloat16 number.
+    """Returns whether the cast of a known value to a dtype is clamped.
 
     Args:
-        value: The value, None if it is unknown.
-        dtype: The dtype of the cast. float16 ends at 65,504, far from float32's masks: casts to it
-            are not clamped.
+        value: The value; None if it is unknown. Finite values beyond the largest bfloat16 number
+            are clamped.
+        dtype: The dtype of the cast. Casts to float16 are never clamped: its range ends at 65,504,
+            far below the values of masks.
     """
     return value is not None and dtype == _BFLOAT16 and _LARGEST < abs(value) < np.inf
 
 
 def clamped(value: Any, dtype: np.dtype) -> np.ndarray:
-    """Returns a number as a NumPy scalar array of a dtype, clamped where that is bfloat16.
+    """Returns a number as a NumPy array of a dtype, clamped to bfloat16's range if `is_clamped`.
 
     Args:
         value: A number, or a NumPy array without dimensions.
-        dtype: The dtype.
+        dtype: The dtype of the array.
 
     Example:
         >>> float(clamped(-3.4e38, jnp.dtype("bfloat16")))
@@ -47,7 +48,7 @@ def clamped(value: Any, dtype: np.dtype) -> np.ndarray:
 
 
 def clamped_array(x: Any) -> Any:
-    """Casts an array to bfloat16; finite elements stay finite, and infinite ones infinite.
+    """Casts an array to bfloat16, in which finite elements stay finite and infinite ones infinite.
 
     Args:
         x: A float32 array of any shape, or a tracer.

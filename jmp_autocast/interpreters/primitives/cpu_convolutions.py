@@ -1,11 +1,12 @@
-"""Convolutions of bfloat16 on CPUs that are products, or a few of them.
+"""Convolutions of bfloat16 on CPUs that can be computed as one product or a few products.
 
-XLA:CPU computes a bfloat16 convolution in float32. Windows of 1 x 1, and windows that are as large
-as their stride (the patches of a ViT), read each element once, and so do the gradients of such a
-kernel and image: a product in the form of `cpu_products`, without a copy of the operands. The
-gradient of any other kernel is one product for each position in the kernel: 1.8 to 3.6 times as
-fast as float32 for 3 x 3 (JAX 0.12, `benchmarks/cpu.py --forms`). Forward convolutions with
-overlapping windows stay XLA's float32 ones: gathering patches took as long as the products saved.
+XLA:CPU computes a bfloat16 convolution in float32. A convolution reads each element once if its
+windows are 1 x 1 or as large as their stride (the patches of a ViT); so do the gradients of its
+kernel and image. Each of these is one product in the form of `cpu_products`, without a copy of the
+operands. The gradient of any other kernel is one product for each position in the kernel: 1.8 to
+3.6 times as fast as float32 for 3 x 3 (JAX 0.12, `benchmarks/cpu.py --forms`). Forward convolutions
+with overlapping windows stay in XLA's float32: gathering the patches took as long as the products
+saved.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ from jax import lax
 
 from .cpu_products import can_be_arranged, product
 
-# XLA takes long to compile the products of more positions than these.
+# XLA takes long to compile more products than this.
 _MOST_POSITIONS = 128
-# A product of fewer columns leaves the units idle, so that positions are put side by side: the
-# gradient of a 7 x 7 kernel of 3 features in 4.6 ms for 8.6 (112 x 112, stride 2).
+# A product of fewer columns leaves the units idle, so several positions share a product: the
+# gradient of a 7 x 7 kernel of 3 features takes 4.6 ms instead of 8.6 (112 x 112, stride 2).
 _COLUMNS = 64
 
 # The parameters with an entry for each spatial dimension.
@@ -30,10 +31,11 @@ _OF_AXES = ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
 
 
 class _Axis(NamedTuple):
-    """How one spatial dimension of the padded image is read: at ``step * outer + inner``.
+    """A spatial dimension of the padded image, split in two: its index is ``step * i + j``.
 
-    With ``by_window`` the inner position is that in the window, and the outer one that in the
-    result. The gradient of a kernel has a window as large as the image; there it is the reverse.
+    With ``by_window``, ``j`` is the position in the window and ``i`` the position in the result. In
+    the gradient of a kernel, whose window is as large as the image, it is the reverse. ``outer``
+    and ``inner`` are the lengths of ``i`` and ``j``.
     """
 
     outer: int
@@ -51,8 +53,8 @@ def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
         dtype: The dtype of the result: float32 or bfloat16.
 
     Returns:
-        The convolution, of dtype ``dtype``; None if it has groups of features, or overlapping
-        windows and more results than a window has positions.
+        The convolution, of dtype ``dtype``. None if it has groups of features, or if its windows
+        overlap and it has more results per image than a window has elements.
     """
     if params["feature_group_count"] > 1 or not can_be_arranged((lhs, rhs)):
         return None
@@ -83,7 +85,7 @@ def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     in_window, in_result = (inner_dims, outer_dims) if by_window else (outer_dims, inner_dims)
     summed = ((*(in_window[i] for i in spatial), moved[feature]), (*window_dims, in_feature))
     out = product(x, rhs, (summed, ((), ())), dtype)
-    # The rows of the product are the other dimensions of the images, in their order.
+    # The rows of the product are the dimensions of the images that are not summed, in their order.
     out_batch, out_feature, *out_spatial = numbers.out_spec
     places = {moved[batch]: out_batch}
     places |= {in_result[i]: place for i, place in zip(spatial, out_spatial, strict=True)}
@@ -91,12 +93,12 @@ def convolution(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
 
 
 def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
-    """Returns a convolution with few results for each image and feature, a product for each.
+    """Computes a convolution with few spatial results as one product for each of them.
 
-    So is the gradient of a kernel: its window is as large as the image, and each result, which is
-    a position in the kernel, is a product of all that the window holds and a part of the image.
-    The kernel of groups has groups of batches there, which are the batches of the product: 8 groups
-    take 3.4 ms for 426 in XLA's float32 (3 x 3, 8 x 16 x 16 x 256, JAX 0.12).
+    The gradient of a kernel is such a convolution: its window is as large as the image, and its
+    spatial results are the positions in the kernel. The groups of a kernel become a batch dimension
+    of the products: 8 groups take 3.4 ms instead of 426 in XLA's float32 (3 x 3, 8 x 16 x 16 x 256,
+    JAX 0.12).
     """
     numbers = params["dimension_numbers"]
     batch, feature, *spatial = numbers.lhs_spec
@@ -105,7 +107,7 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     window = [rhs.shape[i] for i in window_dims]
     spread = [(n - 1) * by + 1 for n, by in zip(window, dilation, strict=True)]
     widths = [(*pad, by - 1) for pad, by in zip(padding, holes, strict=True)]
-    # The images of each group come last, as the product needs them.
+    # The dimension of a group's images goes last, where the product needs it.
     groups = params["batch_group_count"]
     x = lax.transpose(lhs, (batch, feature, *spatial))
     x = lax.reshape(x, (groups, x.shape[0] // groups, *x.shape[1:]))
@@ -118,7 +120,7 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
         return None
     features, images = x.shape[1], x.shape[-1]
     kernel = lax.transpose(rhs, (out_feature, in_feature, *window_dims))
-    # With the barrier, the kernel is moved once for all products.
+    # With the barrier, the kernel is transposed once for all products.
     kernel = kernel.reshape(1, groups, kernel.shape[0] // groups, -1)
     kernel = lax.optimization_barrier(kernel)[0]
 
@@ -141,7 +143,7 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
 
 
 def _axes(lhs: Any, rhs: Any, params: dict[str, Any], by_window: bool) -> list[_Axis] | None:
-    """Returns how windows cover the spatial dimensions, None if windows overlap."""
+    """Returns how windows divide the spatial dimensions; None if windows overlap."""
     numbers = params["dimension_numbers"]
     axes = []
     for k, (i, w) in enumerate(zip(numbers.lhs_spec[2:], numbers.rhs_spec[2:], strict=True)):

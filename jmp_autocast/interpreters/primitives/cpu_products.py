@@ -1,12 +1,13 @@
-"""Matmuls of bfloat16 on CPUs, in the one form that always gets XLA's fast kernels.
+"""Matmuls of bfloat16 on CPUs, in the form that always gets XLA's fast kernels.
 
-XLA:CPU hands a product to YNNPACK if the left operand's contracted dimension is its last one. The
-gradient of a weight is another form, and XLA makes others itself when it merges a transpose into a
-product. With a bfloat16 result such a product runs in a naive loop that adds up in bfloat16 (30
-times slower than float32, error 0.019 where 0.0017 is right, JAX 0.12); with a float32 result it
-aborts ("Unsupported element type for DotThunk::Execute", JAX 0.10 to 0.12). So an operand in
-another layout is transposed first, and barriers keep XLA from merging transposes into the product.
-`tests/rewrite/test_cpu_forms.py` holds the digits of each form, `benchmarks/cpu.py` times models.
+XLA:CPU runs a bfloat16 product in YNNPACK only if the contracted dimension of the left operand is
+its last one. The gradient of a weight is not of this form, and XLA also destroys the form when it
+merges a transpose into a product. With a bfloat16 result, any other form runs in a naive loop that
+accumulates in bfloat16 (30 times slower than float32, error 0.019 where 0.0017 is right, JAX 0.12).
+With a float32 result, it aborts ("Unsupported element type for DotThunk::Execute", JAX 0.10 to
+0.12). So an operand in another layout is transposed first, and barriers keep XLA from merging
+transposes into the product. `tests/rewrite/test_cpu_forms.py` holds the digits of each form,
+`benchmarks/cpu.py` times models.
 """
 
 from __future__ import annotations
@@ -20,21 +21,21 @@ from jax import lax
 
 from ..compat import Jaxpr, JaxprEqn, aval_of
 
-# YNNPACK refuses vectors. A second row of zeros costs nothing, and reads the matrix in 16 bits
-# where XLA would make a float32 copy of it: 0.20 ms for 0.57 ms, 512 x 2048.
+# YNNPACK refuses vectors, so a vector gets a second row, of zeros. Without it, XLA would copy the
+# matrix to float32: 0.57 ms instead of 0.20 ms for 512 x 2048.
 _ROWS = 2
 
 
 def product(
     lhs: Any, rhs: Any, dimension_numbers: Any, dtype: Any, *, exchanged: bool = False
 ) -> Any:
-    """Multiplies two bfloat16 arrays in the form of the fast kernels.
+    """Multiplies two bfloat16 arrays in the form that the fast kernels need.
 
     Args:
         lhs: The left operand.
         rhs: The right operand.
-        dimension_numbers: Those of `lax.dot_general`.
-        dtype: The dtype of the result: float32, or bfloat16 if the backend has such a kernel.
+        dimension_numbers: The dimension numbers of `lax.dot_general`.
+        dtype: The dtype of the result: float32, or bfloat16 if the CPU has a kernel for it.
         exchanged: Whether the consumer moves the dimensions of ``rhs`` before those of ``lhs``.
 
     Returns:
@@ -43,7 +44,8 @@ def product(
     summed, batch = dimension_numbers
     summed = tuple(zip(*sorted(zip(*summed, strict=True)), strict=True))
     left, right = _Side.of(lhs, summed[0], batch[0]), _Side.of(rhs, summed[1], batch[1])
-    # Either operand can be the left one. The cost is the copied elements, the result included.
+    # Either operand can be the left one. The cost is the number of copied elements, with those of
+    # the result.
     moved = left.rows.size * right.rows.size
     direct = left.copied_left + right.copied_right + moved * exchanged
     crossed = right.copied_left + left.copied_right + moved * (not exchanged)
@@ -55,7 +57,7 @@ def product(
 
 
 def _multiplied(left: _Side, right: _Side, dtype: Any) -> Any:
-    # The right operand may have its summed dimension first, or last.
+    # The summed dimension of the right operand may be its first or its last.
     by_rows = right.stands(right.batch, right.rows, right.summed)
     groups = (right.rows, right.summed) if by_rows else (right.summed, right.rows)
     batches = [(side.batch,) if side.batch.dims else () for side in (left, right)]
@@ -70,13 +72,13 @@ def _multiplied(left: _Side, right: _Side, dtype: Any) -> Any:
     numbers = (((last,), (last if by_rows else last - 1,)), (batch, batch))
     out = lax.dot_general(a, b, numbers, preferred_element_type=dtype)
     if out.shape[-2:] != (rows, columns):
-        out = out[..., :rows, :columns]  # The row of padding is sliced off.
+        out = out[..., :rows, :columns]  # slices the row of padding off
     shape = (*left.batch.lengths, *left.rows.lengths, *right.rows.lengths)
     return lax.reshape(lax.optimization_barrier(out), shape)
 
 
 class _Group(NamedTuple):
-    """Dimensions of an array that the product sees as one."""
+    """Dimensions of an array that the product treats as one dimension."""
 
     dims: tuple[int, ...]
     lengths: tuple[int, ...]
@@ -87,7 +89,7 @@ class _Group(NamedTuple):
 
 
 class _Side(NamedTuple):
-    """An operand, and which of its dimensions are batches, summed, or neither: its rows."""
+    """An operand, with its dimensions in three groups: batch, summed, and all others, the rows."""
 
     array: Any
     batch: _Group
@@ -111,15 +113,15 @@ class _Side(NamedTuple):
 
     @property
     def copied_right(self) -> int:
-        """How many elements are copied to make it the right operand, in either layout."""
+        """The number of elements to copy if this is the right operand, in its better layout."""
         return 0 if self.stands(self.batch, self.summed, self.rows) else self.copied_left
 
     def arranged(self, *groups: _Group) -> Any:
         """Returns the array with one dimension for each group.
 
-        Behind the barrier it has a dimension more. Otherwise XLA passes the order in which the
-        program made the array on to the product, which then is of a refused form again: 30 ms
-        where 6 are right for the transpose of a weight.
+        The barrier is around an array with one more dimension. Otherwise, XLA would give the
+        product the memory layout in which the program computes the array, and with it a refused
+        form: 30 ms instead of 6 for the transpose of a weight.
         """
         order = [i for g in groups for i in g.dims]
         sizes = [g.size for g in groups]
@@ -135,7 +137,7 @@ def _padded(x: Any, dimension: int) -> Any:
 def matmul(
     lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any, *, exchanged: bool = False
 ) -> Any:
-    """Returns a ``dot_general`` as `product`, None without a sum or if dimensions cannot be moved.
+    """Computes a ``dot_general`` by `product`; None if it sums nothing or cannot be arranged.
 
     Args:
         lhs: The left operand.
@@ -150,7 +152,7 @@ def matmul(
 
 
 def is_outer(lhs: Any, params: dict[str, Any]) -> bool:
-    """Returns whether a ``dot_general`` sums nothing.
+    """Returns whether a ``dot_general`` sums over a single element.
 
     Args:
         lhs: Its left operand.
@@ -161,10 +163,10 @@ def is_outer(lhs: Any, params: dict[str, Any]) -> bool:
 
 
 def can_be_arranged(xs: Sequence[Any]) -> bool:
-    """Returns whether the dimensions of the operands may be moved and merged.
+    """Returns whether the dimensions of operands may be transposed and merged.
 
-    They may not if the type has a sharding, which JAX cannot always infer for a merged dimension,
-    or a symbolic size.
+    They may not if a type has a sharding, which JAX cannot always infer for a merged dimension, or
+    a symbolic size.
     """
     specs = [getattr(getattr(jax.typeof(x), "sharding", None), "spec", ()) for x in xs]
     is_split = any(axis is not None for spec in specs for axis in spec)
@@ -172,14 +174,7 @@ def can_be_arranged(xs: Sequence[Any]) -> bool:
 
 
 def is_exchanged(jaxpr: Jaxpr, product: JaxprEqn) -> bool:
-    """Returns whether the only consumer of a product is a transpose that swaps its operands.
-
-    So JAX writes the gradient of a weight: ``(g.T @ x).T``.
-
-    Args:
-        jaxpr: A jaxpr of movements and one contraction.
-        product: The contraction.
-    """
+    """Returns whether a product's only consumer is a transpose that moves ``rhs``'s rows first."""
     consumers = [e for e in jaxpr.eqns if product.outvars[0] in e.invars]
     if product.primitive.name != "dot_general" or len(consumers) != 1:
         return False

@@ -1,7 +1,7 @@
-"""The one loop that runs the equations of a jaxpr.
+"""The only loop of the package that runs the equations of a jaxpr.
 
-Rewriting, measuring, tapping cotangents and lowering a contraction differ in how they run one
-equation and in how they represent a value; the caller passes functions for both.
+Its callers (the rewriter, measurements, taps of cotangents, the lowering of a contraction) differ
+in how they run one equation and represent a value. They pass functions for both.
 """
 
 from __future__ import annotations
@@ -23,35 +23,34 @@ def evaluate(
     step: Callable[[int, Any, list[V]], Sequence[V]],
     context: Callable[[Any], AbstractContextManager[Any]] = equation_context,
 ) -> list[V]:
-    """Runs a jaxpr, one step per equation, in program order.
+    """Runs the equations of a jaxpr in program order, each by a function of the caller.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        consts: The data for each of its constants.
-        args: The data for each of its inputs.
-        literal: Returns the data for a literal of the jaxpr.
+        consts: The caller's representation of each constant.
+        args: The caller's representation of each input.
+        literal: Returns the representation of a literal of the jaxpr.
         step: Takes the index of an equation, the equation and its operands; returns its results.
         context: Returns the context of an equation's step. By default the step runs in the scopes,
-            at the source line and under the settings of the equation, so that errors, profiles
-            and HLO metadata point at the user's program.
+            at the source line and under the settings of the equation, so that errors, profiles and
+            HLO metadata point at the user's program.
 
     Returns:
-        The data for each output.
+        The representation of each output.
     """
     body = body_of(jaxpr)
     env = dict(zip(body.constvars, consts, strict=True))
     env.update(zip(body.invars, args, strict=True))
-    # The index of the last equation that consumes each variable; for outputs the number of
-    # equations.
+    # For each variable, the index of its last consumer; for outputs, the number of equations.
     reads = (*(eqn.invars for eqn in body.eqns), body.outvars)
     last_use = {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}
-    # Outside `jit` a value is an array, and its memory is free after its last use, as in Python.
+    # Outside of `jit`, a value is an array. As in Python, its memory is free after its last use.
     unused: list[list[Any]] = [[] for _ in range(len(body.eqns) + 1)]
     for v, i in last_use.items():
         unused[i].append(v)
     for i, eqn in enumerate(body.eqns):
         with context(eqn):
-            # Literals, too: the context decides whether JAX makes 64-bit numbers.
+            # The context decides whether JAX makes 64-bit numbers of literals.
             operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
             results = step(i, eqn, operands)
         for v in unused[i]:
@@ -65,13 +64,13 @@ def evaluate(
 def as_function(
     closed: AnyJaxpr, around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext()
 ) -> Callable[..., list[Any]]:
-    """Returns the function of a closed jaxpr, each equation in the context of its trace.
+    """Returns the function of a closed jaxpr; each equation runs in the context of its trace.
 
     JAX's own function ignores ``jax.enable_x64``, and would run 64-bit equations in 32 bits.
 
     Args:
         closed: The closed jaxpr.
-        around: Returns one more context for each equation.
+        around: Returns an additional context for each equation.
     """
 
     def step(_: int, eqn: Any, operands: list[Any]) -> Sequence[Any]:
@@ -84,10 +83,10 @@ def as_function(
 def of_positions(
     function: Callable[..., Any], given: Sequence[Any], positions: Sequence[int]
 ) -> Callable[..., Any]:
-    """Returns a function of some arguments of another function; the other arguments are fixed.
+    """Fixes all arguments of a function except those at some positions.
 
     Args:
-        function: The other function.
+        function: The function.
         given: All of its arguments.
         positions: The positions of the arguments that the returned function takes.
     """

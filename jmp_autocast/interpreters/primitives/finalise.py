@@ -1,8 +1,8 @@
-"""`finalise`: a jaxpr without the primitives of this package, for interpreters of JAX's own.
+"""`finalise`: replaces the package's primitives in a jaxpr by JAX's own, for other interpreters.
 
-Our primitives express what JAX's cannot: that a gradient adds up in float32, that a matmul returns
-its accumulator in both directions. After differentiation and batching, each of them becomes the
-JAX operations of its lowering.
+The package's primitives express what JAX's primitives cannot: a gradient that adds up in float32,
+or a matmul that returns its accumulator in the forward and backward pass. After differentiation and
+batching, each of them can be replaced by the JAX operations of its lowering.
 """
 
 from __future__ import annotations
@@ -30,28 +30,28 @@ from ..compat.registration import plain_function
 def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
     """Returns a jaxpr in which all primitives are JAX's own, at any depth.
 
-    For exporters and interpreters that have a table of JAX's primitives. What JAX itself does with
-    a program needs no such step, with `jax.export`, `jax.experimental.jet` and
-    `jax.experimental.sparse.sparsify` included.
+    Exporters and interpreters that have a table of JAX's primitives need this step. JAX itself does
+    not, nor do `jax.export`, `jax.experimental.jet` and `jax.experimental.sparse.sparsify`.
 
-    Evaluated equation by equation, the jaxpr has the values of the given one, bit for bit; on CPUs
-    with kernels for bfloat16 a float32 result of a product differs in its last bits. Call it
-    last: rules of ``custom_jvp`` and ``custom_vjp`` functions are Python, and stay as they are, and
-    the gradients of a jaxpr that was finalised add up in 16 bits, where those of the given one add
-    up in float32.
+    Evaluated equation by equation, the result computes the values of ``jaxpr`` bit for bit. The
+    exception is a float32 result of a product on CPUs with kernels for bfloat16: it differs in its
+    last bits. Call `finalise` last, after differentiation: the gradients of a finalised jaxpr add
+    up in 16 bits instead of float32. Rules of ``custom_jvp`` and ``custom_vjp`` functions are
+    Python functions and do not change.
 
     Args:
         jaxpr: A jaxpr, closed or open, as `jax.make_jaxpr` returns it.
-        platform: The platform that it is for: ``"cpu"``, ``"gpu"`` or ``"tpu"``. On
-            CPUs XLA has no matmul of 16-bit operands with a float32 result in all layouts, so that
-            the operands are widened there. None for the default backend.
+        platform: The platform of the result: ``"cpu"``, ``"gpu"`` or ``"tpu"``; None for the
+            default backend. For CPUs the operands of a matmul are widened, because XLA lacks
+            matmuls of 16-bit operands with a float32 result in some layouts.
 
     Returns:
-        The jaxpr, of the same inputs and outputs; the given one, if no primitive in it is ours.
+        A jaxpr with the same inputs and outputs; ``jaxpr`` itself if it holds none of the package's
+        primitives.
 
     Raises:
-        TypeError: ``jaxpr`` is no jaxpr, such as a function.
-        ValueError: ``platform`` is another name.
+        TypeError: ``jaxpr`` is not a jaxpr but, for example, a function.
+        ValueError: ``platform`` is an unknown name.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -76,12 +76,12 @@ def finalise(jaxpr: AnyJaxpr, *, platform: str | None = None) -> Any:
 
 
 def _finalised(jaxpr: AnyJaxpr, platform: str, made: dict[int, tuple[Any, Any]]) -> Any:
-    """Returns a jaxpr for a platform, memoized: equations that share one still share it."""
+    """Returns a finalised jaxpr, memoized: equations that share a jaxpr share the result."""
     if id(jaxpr) in made:
         return made[id(jaxpr)][1]
     finalised = functools.partial(_finalised, platform=platform, made=made)
     body, eqns = body_of(jaxpr), []
-    atoms: dict[Any, Any] = {}  # the replacements of our equations' results
+    atoms: dict[Any, Any] = {}  # the replacements of the results of the package's primitives
     for eqn in body.eqns:
         operands = renamed(eqn.invars, atoms)
         if (function := plain_function(eqn.primitive, eqn.params, platform)) is None:
@@ -103,14 +103,14 @@ def _finalised(jaxpr: AnyJaxpr, platform: str, made: dict[int, tuple[Any, Any]])
 
 
 def _with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:
-    """Returns parameters of an equation with other jaxprs, for any primitive.
+    """Replaces the jaxprs in the parameters of an equation of any primitive.
 
     Args:
         params: The parameters, or one of them.
-        new: From a jaxpr, open or closed, to one with inputs and outputs of the same types.
+        new: Returns a jaxpr of the same types for a jaxpr, open or closed.
 
     Returns:
-        The parameters; the given object, where all jaxprs in it stay.
+        The parameters; the given object if no jaxpr in it changes.
     """
     if isinstance(params, JAXPRS):
         return new(params)
@@ -121,6 +121,6 @@ def _with_jaxprs(params: Any, new: Callable[[Any], Any]) -> Any:
         items = [_with_jaxprs(x, new) for x in params]
         if all(map(operator.is_, items, params)):
             return params
-        make: Any = getattr(params, "_make", type(params))  # a named tuple takes items one by one
+        make: Any = getattr(params, "_make", type(params))  # a named tuple takes separate arguments
         return make(items)
     return params

@@ -1,4 +1,4 @@
-"""The floating point operations of an equation: of products, linear algebra and kernels."""
+"""The floating point operations of an equation: a product, linear algebra or a kernel."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from .reading import reduction_depth
 
 
 def flops(eqn: JaxprEqn) -> int:
-    """Returns the floating point operations of one run of an equation.
+    """Returns an estimate of the floating point operations of one run of an equation.
 
-    An estimate: two for each product that is summed, none with padding, one for each element that
-    is reduced or computed, and the operations of the usual algorithm for a factorization.
+    Each product that is summed counts as two operations, and products with padding as none. Each
+    element that is reduced or computed counts as one. A factorization counts as the operations of
+    its usual algorithm.
     """
     eqn = contraction_in(eqn) or eqn
     if (algorithm := _LINEAR_ALGEBRA.get(eqn.primitive.name)) is not None:
@@ -41,8 +42,9 @@ def _tall(m: int, n: int, _: int) -> float:
     return 2 * m * n**2 - 2 * n**3 / 3
 
 
-# For a matrix of m rows and n columns, m >= n; r is the number of right-hand sides. Golub and Van
-# Loan, Matrix Computations, 4th edition, chapters 3 to 8; with the vectors, if there are any.
+# The operations for a matrix of m rows and n columns, m >= n, with r right-hand sides: Golub and
+# Van Loan, Matrix Computations, 4th edition, chapters 3 to 8. Eigenvectors and singular vectors are
+# included.
 _LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
     "triangular_solve": lambda m, n, r: n**2 * r,
     "cholesky": lambda m, n, r: n**3 / 3,
@@ -59,15 +61,15 @@ _LINEAR_ALGEBRA: dict[str, Callable[[int, int, int], float]] = {
 def _convolution_products(eqn: JaxprEqn) -> Any:
     """Returns how many products a convolution sums, without products with padding or with holes.
 
-    XLA's cost analysis counts the same products. Windows over padding would be 20 % of a ResNet's
-    training step on images of 16 x 16. With symbolic sizes, windows are counted as a whole.
+    XLA's cost analysis counts the same products. Products with padding would be 20 % of a ResNet's
+    training step on images of 16 x 16. With symbolic sizes, all products of a window count.
     """
     params, numbers = eqn.params, eqn.params["dimension_numbers"]
     avals = (*eqn.invars[:2], eqn.outvars[0])
     lhs, rhs, out = (
         [aval_of(v).shape[i] for i in spec] for v, spec in zip(avals, numbers, strict=True)
     )
-    # The spatial dimensions: they follow two dimensions of batch and features.
+    # The spatial dimensions follow the two dimensions of batch and features.
     window = zip(
         lhs[2:],
         rhs[2:],
@@ -89,16 +91,16 @@ def _convolution_products(eqn: JaxprEqn) -> Any:
 def pairs_that_meet(
     size: int, kernel: int, result: int, stride: int, pad: int, dilation: int, kernel_dilation: int
 ) -> int:
-    """Returns how many pairs of a result's and a kernel's position meet an element of the image.
+    """Returns how many pairs (result position, kernel position) read an element of the image.
 
     Args:
-        size: Elements of the image along a dimension.
-        kernel: Those of the kernel.
-        result: Those of the result.
+        size: The length of the image along a dimension.
+        kernel: The length of the kernel.
+        result: The length of the result.
         stride: The stride of the window.
-        pad: The padding before the first element; negative where elements are cut off.
-        dilation: That of the image: 2 for a hole between any two elements.
-        kernel_dilation: That of the kernel.
+        pad: The padding before the first element; negative if elements are cut off.
+        dilation: The dilation of the image: 2 puts one hole between any two elements.
+        kernel_dilation: The dilation of the kernel.
 
     Example:
         >>> pairs_that_meet(8, 3, 8, 1, 1, 1, 1)  # the first and the last window meet two
@@ -113,7 +115,7 @@ _KERNELS = frozenset(("pallas_call", "custom_partitioning", "composite", "core_m
 
 
 def kernel_flops(eqn: JaxprEqn) -> int:
-    """Returns the FLOPs of the products in a kernel, 0 if they are unknown.
+    """Returns the FLOPs of the products in a kernel; 0 if they are unknown.
 
     Args:
         eqn: The equation of a kernel that keeps its declared dtypes.

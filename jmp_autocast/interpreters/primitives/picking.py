@@ -1,6 +1,7 @@
 """Gathers that pick single elements: `jnp.take_along_axis`, `x[rows, labels]`, `x[label]`.
 
-And `pick`, which is such a gather of one element for each row, with another transpose.
+The primitive `pick` is such a gather of one element per row, with a transpose that does not
+scatter.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ELEMENTWISE = frozenset(name for name, words in BACKWARD.items() if "elementwis
 
 
 def picks(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation gathers single floats, at most half of its operand's.
+    """Returns whether an equation gathers single floats, at most half as many as its operand holds.
 
     Args:
         eqn: Any equation.
@@ -36,7 +37,7 @@ def picks(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name != "gather":
         return False
     operand, result = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
-    # `jnp.take_along_axis` slices a dimension of length 1, as all of it.
+    # `jnp.take_along_axis` takes whole slices of dimensions of length 1.
     is_single = all(operand.shape[d] == 1 for d in _sliced(eqn))
     if not is_single or not jnp.issubdtype(operand.dtype, jnp.floating):
         return False
@@ -46,19 +47,19 @@ def picks(eqn: JaxprEqn) -> bool:
 
 
 def _sliced(eqn: JaxprEqn) -> list[int]:
-    """Returns the dimensions of the operand of a gather that no index goes along."""
+    """Returns the dimensions of a gather's operand that its indices do not select along."""
     numbers = eqn.params["dimension_numbers"]
     indexed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
     return [d for d in range(aval_of(eqn.invars[0]).ndim) if d not in indexed]
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Returns whether each element of a result depends only on elements in its row."""
+    """Returns whether an equation is elementwise, or broadcasts its operand."""
     return passes_picks(eqn) or eqn.primitive.name == "broadcast_in_dim"
 
 
 def passes_picks(eqn: JaxprEqn) -> bool:
-    """Returns whether a picked element is that of the operands of the same shape."""
+    """Returns whether a picked element depends only on the same element of each operand."""
     return eqn.primitive.name in _ELEMENTWISE
 
 
@@ -67,8 +68,8 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
 
     Args:
         eqn: An equation that picks single elements.
-        array: Of the shape of the operand, or of length 1 along some dimensions, as an array that
-            is broadcast to that shape.
+        array: An array of the operand's shape, or one of the same rank that broadcasts to this
+            shape.
         indices: The indices of the equation.
 
     Returns:
@@ -81,7 +82,7 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         return None
     if any(own not in (1, length) for own, length in zip(array.shape, whole, strict=True)):
         return None
-    # Along a dimension of length 1 there is one element for all indices.
+    # Along a dimension of length 1, all indices read the same element.
     sliced = _sliced(eqn)
     kept = [d for d, n in enumerate(whole) if array.shape[d] == n and d not in sliced]
     place = {d: k for k, d in enumerate(kept)}
@@ -108,7 +109,7 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
 
 
 def with_all_dimensions(eqn: JaxprEqn, array: Any) -> Any:
-    """Returns the operand of a broadcast with the dimensions of its result, new ones of length 1.
+    """Reshapes the operand of a broadcast to the rank of its result; new dimensions have length 1.
 
     Args:
         eqn: A ``broadcast_in_dim``.
@@ -122,7 +123,7 @@ def with_all_dimensions(eqn: JaxprEqn, array: Any) -> Any:
 
 
 def _is_picked(index: Any, shape: Sequence[int], axis: int) -> Any:
-    # In 8 bits position 259 is 3, and would be the label 3, too.
+    # In 8 bits, position 259 wraps to 3, and would equal the label 3.
     if index.dtype.itemsize < 4:
         index = lax.convert_element_type(index, np.int32)
     return lax.broadcasted_iota(index.dtype, shape, axis) == index
@@ -136,9 +137,10 @@ def _gathered(x: Any, index: Any, *, axis: int, outside: float) -> Any:
 
 
 def _compared(x: Any, index: Any, *, axis: int, outside: float) -> Any:
-    # A TPU compares positions for a gather as well. With rows and vocabulary sharded over 16 chips,
-    # XLA shards the comparison by rows, as its gradient, but a gather by vocabulary: it then
-    # exchanged 386 MB of the gradient (1.08 times the bytes on the wire).
+    # On TPUs, XLA compiles a gather to comparisons as well. With rows and vocabulary sharded over
+    # 16 chips, XLA shards this comparison by rows, as it shards the gradient, but a gather by
+    # vocabulary. With the gather, it exchanged 386 MB of the gradient (1.08 times the bytes on the
+    # wire).
     if outside != 0:
         is_inside = (index >= 0) & (index <= _last(index, x.shape[axis]))
         x = jnp.where(is_inside, x, np.array(outside, x.dtype))
@@ -189,16 +191,16 @@ registration.lowers_by_platform(pick_p, default=_gathered, tpu=_compared)
 
 
 def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:
-    """Picks one element of each row; its transpose compares positions instead of a scatter.
+    """Picks one element of each row, with a transpose that compares positions instead of a scatter.
 
-    XLA's compiler for GPUs stores the result of a scatter: for the labels of 8 x 1024 tokens,
-    1.65 GB of zeros, which it writes and reads twice. It fuses a comparison into its consumer.
+    XLA's compiler for GPUs stores the result of a scatter: for the labels of 8 x 1024 tokens, 1.65
+    GB of zeros, which it writes and reads twice. It fuses a comparison into its consumer.
 
     Args:
         x: A float array of any shape.
-        index: Integers, of that shape but 1 along the axis.
+        index: Integers, of the shape of ``x`` but with length 1 along the axis.
         axis: The axis of the rows.
-        outside: The result for indices out of range, without a gradient.
+        outside: The result for indices out of range, which have no gradient.
 
     Returns:
         An array of the shape of ``index``.
@@ -213,7 +215,7 @@ def pick(x: Any, index: Any, axis: int, outside: float = 0.0) -> Any:
 
 
 def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
-    """Returns the result of a gather; one element of each row by `pick`, for its transpose.
+    """Computes a gather of single elements, by `pick` if it gathers one element per row.
 
     Args:
         eqn: An equation that picks single elements.
@@ -221,7 +223,7 @@ def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         indices: Its indices.
     """
     numbers, shape = eqn.params["dimension_numbers"], array.shape
-    # An array that an op broadcasts, as a norm's deviation, has one element for all indices.
+    # An array that is broadcast later, such as a norm's deviation, has one element for all indices.
     is_whole = shape == aval_of(eqn.invars[0]).shape
     if len(numbers.start_index_map) != 1 or not is_whole:
         return picked_elements(eqn, array, indices)
@@ -229,11 +231,11 @@ def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     sliced = _sliced(eqn)
     others = tuple(d for d in range(len(shape)) if d != axis and d not in sliced)
     row = tuple(1 if d == axis else length for d, length in enumerate(shape))
-    # The indices of the rows are in the order of the rows, with or without a dimension for their
-    # one index.
+    # The batch dimensions of the indices are in the order of the rows, with or without a dimension
+    # of length 1 for the axis.
     orders = (others, tuple(range(len(others))))
     is_single = indices.size == math.prod(row) and numbers.operand_batching_dims == others
-    # In a `shard_map`, JAX's own gather knows the mesh axes along which its result varies.
+    # In a `shard_map`, only JAX's own gather knows the mesh axes along which its result varies.
     is_mapped = any(map(varying_axes, (array, indices)))
     if not is_single or numbers.start_indices_batching_dims not in orders or is_mapped:
         return picked_elements(eqn, array, indices)

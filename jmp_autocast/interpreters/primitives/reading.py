@@ -1,4 +1,4 @@
-"""Facts from the parameters of ordinary equations: the only module that knows their names."""
+"""Facts from the parameters of ordinary equations; no other module knows the parameters' names."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .traits import DERIVATIVES, having
 
 
 def requested_precision(eqn: JaxprEqn) -> Any:
-    """Returns a ``precision`` above the backend's default, None without one.
+    """Returns an equation's ``precision`` if it is above the backend's default, else None.
 
-    ``HIGH`` of one operand is above it, and so is a dot algorithm, which names its dtypes.
+    ``HIGH`` for one of the operands is above it, and so is a dot algorithm, which names its dtypes.
     """
     precision: Any = eqn.params.get("precision")
     # A `DotAlgorithm` is a tuple, too.
@@ -28,13 +28,13 @@ def requested_precision(eqn: JaxprEqn) -> Any:
 
 
 def without_request(eqn: JaxprEqn) -> dict[str, Any]:
-    """Returns the parameter that drops the program's ``precision`` from a product in 16 bits."""
-    # The precision was meant for float32 operands; an algorithm may refuse others.
+    """Returns the parameters that drop the program's ``precision`` from a product in 16 bits."""
+    # The program chose the precision for float32 operands; an algorithm may refuse 16-bit ones.
     return {} if requested_precision(eqn) is None else {"precision": None}
 
 
 def says_precision(eqn: JaxprEqn) -> bool:
-    """Returns whether a product has a precision of its own."""
+    """Returns whether the program gives a product a precision."""
     return eqn.params.get("precision") is not None
 
 
@@ -42,7 +42,7 @@ _OF_FLOAT32 = (lax.DotAlgorithmPreset.DEFAULT, lax.DotAlgorithmPreset.F32_F32_F3
 
 
 def names_algorithm(eqn: JaxprEqn) -> bool:
-    """Returns whether a float32 matmul names an algorithm other than float32's own."""
+    """Returns whether a float32 matmul names an algorithm other than full float32."""
     if eqn.primitive.name != "dot_general":
         return False
     algorithm = eqn.params["precision"]
@@ -53,15 +53,15 @@ def names_algorithm(eqn: JaxprEqn) -> bool:
 
 
 def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:
-    """Returns the parameter that makes a product of float32 operands run in a precision.
+    """Returns the parameters that make a product of float32 operands run in a precision.
 
     Args:
         eqn: A contraction.
         word: One of `policies.precisions.PRECISIONS`.
 
     Returns:
-        The parameter; None if the program has a precision of its own, or the primitive does not
-        take the algorithm.
+        The parameters; None if the program gives the product a precision, or if the primitive does
+        not take the algorithm.
     """
     asked = eqn.params.get("precision")
     if asked is not None and asked != (lax.Precision.DEFAULT, lax.Precision.DEFAULT):
@@ -73,18 +73,18 @@ def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:
 
 
 def preferred_dtype(eqn: JaxprEqn) -> np.dtype | None:
-    """Returns the ``preferred_element_type`` of an equation, None without one."""
+    """Returns the ``preferred_element_type`` of an equation; None if it has none."""
     preferred = eqn.params.get("preferred_element_type")
     return None if preferred is None else np.dtype(preferred)
 
 
 def with_preferred_dtype(dtype: np.dtype) -> dict[str, Any]:
-    """Returns the parameter that makes a contraction return ``dtype``."""
+    """Returns the parameters that make a contraction return ``dtype``."""
     return {"preferred_element_type": dtype}
 
 
 def cast_dtype(eqn: JaxprEqn) -> Any:
-    """Returns the dtype that a ``convert_element_type`` casts to, None for another equation."""
+    """Returns the dtype that a ``convert_element_type`` casts to; None for another equation."""
     return eqn.params.get("new_dtype")
 
 
@@ -97,13 +97,13 @@ def casts_to_integer(eqn: JaxprEqn) -> bool:
 
 
 def adds_up_cotangents(eqn: JaxprEqn) -> bool:
-    """Returns whether the transpose of an equation that repeats elements adds up many cotangents.
+    """Returns whether the transpose of an equation adds up many cotangents of one element.
 
     The derivative of a maximum adds up, too: it counts the elements that are equal to the maximum.
 
     Args:
         eqn: A ``broadcast_in_dim``, ``tile``, ``gather`` or ``all_gather``, or a maximum or minimum
-            of an axis or of windows.
+            over an axis or over windows.
     """
     params = eqn.params
     operand, result = (aval_of(v).shape for v in (eqn.invars[0], eqn.outvars[0]))
@@ -113,13 +113,13 @@ def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     if not params.keys().isdisjoint(("reps", "axes", "all_gather_dimension")):
         return operand != result
     if "window_strides" in params:
-        # The windows that hold one element: 4 of 3 x 3 with stride 2, 9 with stride 1. So few
-        # 16-bit terms lose no more than their own rounding; of 64 x 64 windows the sum stops at
-        # 256 times its first term.
+        # The number of windows that hold one element: 4 for 3 x 3 with stride 2, 9 with stride 1.
+        # The sum of so few 16-bit terms loses no more than their own rounding. For windows of 64 x
+        # 64, the sum would stop at 256 times its first term.
         pairs = zip(params["window_dimensions"], params["window_strides"], strict=True)
         return math.prod(-(-length // stride) for length, stride in pairs) > 9
-    # Indices are known when the program runs: one row may be looked up 8,192 times. But a label's
-    # logit is looked up once a row: there is one index for each of the dimensions of the batch.
+    # Indices are known only when the program runs, and may look up one row 8,192 times. But if
+    # there is one index per batch element, as for a label's logit, each row is looked up once.
     batch = params["dimension_numbers"].start_indices_batching_dims
     lengths = aval_of(eqn.invars[1]).shape[:-1]
     is_single = all(length == 1 for d, length in enumerate(lengths) if d not in batch)
@@ -127,12 +127,12 @@ def adds_up_cotangents(eqn: JaxprEqn) -> bool:
 
 
 def iota_length(eqn: JaxprEqn) -> Any:
-    """Returns the length that an ``iota`` counts to; `jax.export` may make it symbolic."""
+    """Returns the length of an ``iota`` along its dimension; `jax.export` may make it symbolic."""
     return eqn.params["shape"][eqn.params["dimension"]]
 
 
 def has_plain_update(eqn: JaxprEqn) -> bool:
-    """Returns False for ``x.at[i].apply(fn)``: a scatter whose computation is the user's ``fn``."""
+    """Returns False for a scatter whose update is a function of the user: ``x.at[i].apply(fn)``."""
     update = eqn.params.get("update_jaxpr")
     return eqn.primitive.name != "scatter" or update is None or not update.eqns
 
@@ -142,10 +142,10 @@ _SCATTER_OPTIONS = ("dimension_numbers", "indices_are_sorted", "unique_indices",
 
 
 def redispatched(eqn: JaxprEqn, *operands: Any) -> Any:
-    """Emits a scatter anew, for operands of another dtype.
+    """Emits a scatter for operands of another dtype.
 
-    Its adder is a jaxpr among its parameters, of a fixed dtype: bound again, it would add numbers
-    of a dtype that it does not take.
+    Its update computation is a jaxpr of a fixed dtype among its parameters. If the scatter were
+    bound again with the same parameters, this jaxpr would get numbers of a wrong dtype.
     """
     options = {name: eqn.params[name] for name in _SCATTER_OPTIONS}
     scatter: Any = getattr(lax, eqn.primitive.name.replace("-", "_"))
@@ -159,10 +159,10 @@ def dot_dimensions(eqn: JaxprEqn) -> Any:
 
 
 def free_dimensions(eqn: JaxprEqn) -> tuple[int, int] | None:
-    """Returns how many dimensions of each operand of a matmul are neither summed nor of the batch.
+    """Returns for both operands of a matmul how many dimensions are neither summed nor batch.
 
     Returns:
-        Two numbers, None for another equation than a matmul.
+        Two numbers; None if the equation is not a matmul.
     """
     if eqn.primitive.name not in ("dot_general", "ragged_dot_general"):
         return None
@@ -175,7 +175,7 @@ def free_dimensions(eqn: JaxprEqn) -> tuple[int, int] | None:
 
 
 def multiplies_points(eqn: JaxprEqn, matrix: int) -> bool:
-    """Returns whether a matmul applies a matrix to columns `x, y` or `x, y, z`, which are last.
+    """Returns whether a matmul applies a matrix to points: `x, y` or `x, y, z` along the last axis.
 
     Args:
         eqn: The equation.
@@ -190,7 +190,7 @@ def multiplies_points(eqn: JaxprEqn, matrix: int) -> bool:
 def is_norm(eqn: JaxprEqn) -> bool:
     """Returns whether a contraction is a sum of squares: `einsum("id,id->i", x, x)`.
 
-    Not so a matrix that is multiplied by itself.
+    A matrix that is multiplied by itself is no such sum.
     """
     return eqn.invars[0] is eqn.invars[1] and free_dimensions(eqn) == (0, 0)
 
@@ -202,12 +202,12 @@ def reduction_depth(eqn: JaxprEqn) -> int:
         eqn: An equation.
 
     Returns:
-        The contracted size of a matmul, input features times window of a convolution, the reduced
-        or accumulated size of a reduction, 1 for everything else.
+        The contracted size of a matmul; input features times window size of a convolution; the
+        reduced or accumulated size of a reduction; 1 for any other equation.
     """
-    # What autocast itself emits for a contraction is counted as that contraction.
+    # A primitive that autocast emits for a contraction counts as the contraction.
     eqn = contraction_in(eqn) or eqn
-    # A value of another type than arrays, such as a hijax variable of Flax, has no shape.
+    # A value that is no array, such as a hijax variable of Flax, has no shape.
     shapes: list[tuple[int, ...]] = [getattr(v.aval, "shape", ()) for v in eqn.invars]
     name, params = eqn.primitive.name, eqn.params
     if name in ("dot_general", "ragged_dot_general"):
@@ -224,9 +224,9 @@ def reduction_depth(eqn: JaxprEqn) -> int:
 
 
 def summands(eqn: JaxprEqn) -> int:
-    """Returns how many terms may be added up into one element of a result, at most.
+    """Returns the largest number of terms that are added up into one element of a result.
 
-    As `reduction_depth`, also for windows, and for scatters: all updates may hit one element.
+    It extends `reduction_depth` to windows and to scatters, whose updates may all hit one element.
     """
     if "window_dimensions" in eqn.params:
         return math.prod(eqn.params["window_dimensions"])
@@ -236,23 +236,23 @@ def summands(eqn: JaxprEqn) -> int:
 
 
 def exponent(eqn: JaxprEqn) -> int | None:
-    """Returns the exponent of an ``integer_pow``, None for another equation."""
+    """Returns the exponent of an ``integer_pow``; None for another equation."""
     return eqn.params["y"] if eqn.primitive.name == "integer_pow" else None
 
 
 def derivative_exponents(eqn: JaxprEqn) -> dict[int, float]:
-    """Returns the power of each operand that the derivative by it holds: `DERIVATIVES`."""
+    """Returns the exponent of each operand in the derivative with respect to it: `DERIVATIVES`."""
     n = exponent(eqn) or 1
     return {i: power(n) for i, power in DERIVATIVES.get(eqn.primitive.name, {}).items()}
 
 
 def checkpoint_name_in(eqn: JaxprEqn) -> str:
-    """Returns the name that ``jax.ad_checkpoint.checkpoint_name`` gives a value, "" for others."""
+    """Returns the ``jax.ad_checkpoint.checkpoint_name`` that an equation gives a value, or ""."""
     return str(eqn.params["name"]) if eqn.primitive.name == "name" else ""
 
 
 def subtracted_from_one(eqn: JaxprEqn) -> Any:
-    """Returns the variable ``x`` of an equation ``1 - x``, None for any other equation.
+    """Returns the variable ``x`` of an equation ``1 - x``; None for any other equation.
 
     Example:
         >>> import jax

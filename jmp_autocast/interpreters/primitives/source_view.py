@@ -1,4 +1,4 @@
-"""`source_view`: a 16-bit read of a parameter whose gradient adds up in float32."""
+"""The primitive `source_view`: a 16-bit read of a parameter whose gradient adds up in float32."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _transpose(cotangent: Any, full: Any, low: Any) -> list[Any]:
-    # `jax.linear_transpose` meets the view itself. The 16-bit copy carries no derivative.
+    # Only `jax.linear_transpose` transposes the view itself. The 16-bit copy has no derivative.
     if registration.is_zero(cotangent) or not registration.is_undefined_primal(full):
         return [None, None]
     return [lax.convert_element_type(cotangent, full.aval.dtype), None]
@@ -30,8 +30,8 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return source_view_p.bind(*registration.all_at_front(operands, dims)), 0
 
 
-# A primitive and not a `custom_jvp`, because each use of each parameter has one: it costs one
-# equation to trace, and it lowers to nothing.
+# Each use of each parameter has a view. A primitive is faster to trace than a `custom_jvp`: it is
+# one equation, and lowers to nothing.
 source_view_p: Any = registration.define_primitive(
     "source_view",
     value=lambda full, low: low,
@@ -45,11 +45,12 @@ _view = with_cached_derivative(source_view_p.bind)
 
 
 def source_view(full: Any, low: Any) -> Any:
-    """Reads a source in 16 bits while its gradient accumulates in float32.
+    """Reads a source in 16 bits, with a gradient that accumulates in float32.
 
-    The value is ``low``; the derivative is that of casting ``full``. Each use of a source reads a
-    view of its own, so that each use's cotangent is widened to float32 before they are added. A
-    shared cast adds them in 16 bits: a weight used 513 times with gradient 2.0 gets 1.5.
+    The value is ``low``; the derivative is the derivative of a cast of ``full``. Each use of a
+    source reads its own view, so the cotangents of all uses are widened to float32 before they are
+    added. A shared cast would add them in 16 bits: a weight with 513 uses and the gradient 2.0
+    would get 1.5.
 
     Args:
         full: The source, a float32 array of any shape.
@@ -72,10 +73,10 @@ def source_view(full: Any, low: Any) -> Any:
 
 
 def detached(x: Any) -> Any:
-    """Returns an array without its derivative, in a program that is linear in it as well.
+    """Returns an array without its derivative, also in a function that is linear in the array.
 
-    It is a view of a constant. `lax.stop_gradient` has no transpose, which JAX needs if a tangent
-    is an operand in a user's derivative rule.
+    The result is a view of a constant. `lax.stop_gradient` has no transpose, which JAX needs if the
+    array is a tangent in a user's derivative rule.
 
     Args:
         x: An array.

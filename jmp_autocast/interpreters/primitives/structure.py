@@ -1,9 +1,9 @@
-"""Which jaxprs an equation holds: one description per higher-order primitive.
+"""The jaxprs that an equation holds: one description for each higher-order primitive.
 
 Planning, rewriting, `explain`, residual counts, `check_numerics`, `compare`, `tune` and the
-benchmarks all read these descriptions. Only this file knows how JAX stores jaxprs in parameters.
-To add a higher-order primitive, describe it here, and give it a rewriting rule in
-`interpreters/rewrite/structural.py` if the one for described primitives does not fit.
+benchmarks all read these descriptions. Only this module knows how JAX stores jaxprs in parameters.
+To add a higher-order primitive, describe it here. It also needs a rewriting rule in
+`interpreters/rewrite/structural.py`, unless the rule for described primitives fits.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Body:
-    """One jaxpr that an equation holds, and how it is tied to the equation.
+    """A jaxpr that an equation holds, and its relation to the equation.
 
     Args:
         jaxpr: The jaxpr, open or closed.
-        operands: For each input of the jaxpr, the position of the equation's operand behind it: the
-            operand itself, its slices, or the initial value of a carry.
+        operands: For each input of the jaxpr, the position of the equation's operand that provides
+            it: as a whole, in slices, or as the initial value of a carry.
         results: For each output of the jaxpr, the position of the equation's result that it
-            becomes, None for an output for control flow only (the predicate of a loop).
+            becomes; None for the predicate of a loop.
         carries: Pairs (input, output) of the jaxpr: the output of one iteration is the input of the
             next. Empty for a body that runs once.
-        fixed: How many inputs at the front are the same in each iteration: all but carries and
-            slices.
-        repeats: How often the jaxpr runs when the equation runs once. For a ``while``, whose count
-            is unknown, 1; for a ``scan`` over a symbolic length, `assumed_size`.
-        takes_copies_at: The position among its inputs at which copies of the sources before it are
-            inserted. Copies of slices, which come after it, are appended.
+        fixed: The number of leading inputs that are the same in each iteration, which are neither
+            carries nor slices.
+        repeats: How often the jaxpr runs when the equation runs once. It is 1 for a ``while``,
+            whose count is unknown, and `assumed_size` for a ``scan`` over a symbolic length.
+        takes_copies_at: The position at which the jaxpr takes copies of the sources that are inputs
+            before it. Copies of slices, which are inputs after it, are appended.
     """
 
     jaxpr: AnyJaxpr
@@ -60,17 +60,17 @@ class Body:
 
     @property
     def carried(self) -> frozenset[int]:
-        """The inputs that differ in each iteration, and are no slices."""
+        """The inputs that differ between iterations and are not slices."""
         if self.carries or None not in self.results:
             return frozenset(i for i, _ in self.carries)
-        return frozenset(range(self.fixed, len(self.operands)))  # of the predicate of a loop
+        return frozenset(range(self.fixed, len(self.operands)))  # the predicate of a loop
 
 
 class Copy(NamedTuple):
-    """A 16-bit copy of an operand, handed to a body as one more input.
+    """A 16-bit copy of an operand, which a body takes as an additional input.
 
     Args:
-        operand: The position of the operand that it is a copy of.
+        operand: The position of the operand that is copied.
         array: The copy.
     """
 
@@ -89,14 +89,15 @@ class Structure:
     """How a higher-order primitive holds its jaxprs.
 
     Args:
-        bodies: From an equation to its bodies.
-        rebind: From an equation, its operands, the jaxprs that replace those of its bodies, and
-            the copies that each of these takes, to operands and parameters for a new equation.
-            None for a primitive that cannot be bound again with other jaxprs.
-        is_call: Its results are those of its one body on its operands.
-        isolates: Only casts are passed in as copies: the body has a trace, or parts, of its own.
-        has_rule: It has a derivative rule of the user's own.
-        runs_again: A backward pass runs its body again: a checkpoint.
+        bodies: Returns the bodies of an equation.
+        rebind: Returns operands and parameters for a new equation. It takes an equation, its
+            operands, a jaxpr for each body, and the copies that each jaxpr takes. None for a
+            primitive that cannot be bound with other jaxprs.
+        is_call: Whether its results are the results of its one body on its operands.
+        isolates: Whether its body takes no copies of sources other than casts, because the body has
+            a trace or shards of its own.
+        has_rule: Whether it has a derivative rule of the user.
+        runs_again: Whether a backward pass runs its body again: a checkpoint.
     """
 
     bodies: Callable[[Any], tuple[Body, ...]]
@@ -108,15 +109,16 @@ class Structure:
 
 
 STRUCTURES: dict[str, Structure] = {}
-"""From the name of a higher-order primitive to its description."""
+"""The description of each higher-order primitive, by its name."""
 
 _ORDINARY = Structure(lambda eqn: ())
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Returns the jaxprs in an equation, in the order of its plan; () for an ordinary equation.
+    """Returns the bodies of an equation, in the order of its plan; () for an ordinary equation.
 
-    The scalar jaxprs of scatters and reductions do not count: they are data, like an enum.
+    The scalar jaxprs of scatters and reductions are not bodies: they select an operation, like an
+    enum.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -133,7 +135,7 @@ def _structure_of(eqn: JaxprEqn) -> Structure:
 
 
 def is_call(eqn: JaxprEqn) -> bool:
-    """Returns whether running an equation's one body on its operands gives its results."""
+    """Returns whether an equation's results are the results of its one body on its operands."""
     return _structure_of(eqn).is_call
 
 
@@ -144,7 +146,7 @@ def is_plain_call(eqn: JaxprEqn) -> bool:
 
 
 def has_rule(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation has a derivative rule of the user's own."""
+    """Returns whether an equation has a derivative rule of the user."""
     return _structure_of(eqn).has_rule
 
 
@@ -154,25 +156,25 @@ def runs_again(eqn: JaxprEqn) -> bool:
 
 
 def holds_rules(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation has a derivative or batching rule of the user's own."""
+    """Returns whether an equation has a derivative or batching rule of the user."""
     return has_rule(eqn) or eqn.primitive.name == "custom_vmap_call"
 
 
 def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
-    """Returns a key that equations share if they call one custom function, apart from jaxprs.
+    """Returns a key that is equal for calls of one custom function, whatever jaxprs they hold.
 
     Args:
-        eqn: The equation, which holds rules.
+        eqn: An equation that holds rules.
 
     Returns:
-        It as a key, and what in it is not known to be of JAX's library: the user's own rules.
+        The key, and the objects in it that are not from JAX's library: the user's own rules.
     """
     params, own = {k: v for k, v in eqn.params.items() if k != _key(eqn)}, []
     return (eqn.primitive.name, *params, *[rule_key(rule, own) for rule in params.values()]), own
 
 
 def isolates(eqn: JaxprEqn) -> bool:
-    """Returns whether no copy but a cast is handed to the body of an equation."""
+    """Returns whether the body of an equation takes no copies of sources other than casts."""
     return _structure_of(eqn).isolates
 
 
@@ -182,8 +184,8 @@ def rebound(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) 
     Args:
         eqn: The equation.
         operands: Its operands.
-        jaxprs: A jaxpr in place of that of each body.
-        copies: For each body the copies that its jaxpr takes at ``Body.takes_copies_at``.
+        jaxprs: The new jaxpr of each body.
+        copies: For each body, the copies that its new jaxpr takes at ``Body.takes_copies_at``.
     """
     rebind = STRUCTURES[eqn.primitive.name].rebind
     if rebind is None:
@@ -192,7 +194,7 @@ def rebound(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) 
 
 
 def with_bodies(eqn: JaxprEqn, jaxprs: _Jaxprs) -> JaxprEqn:
-    """Returns an equation that holds other jaxprs, of the same types, in place of its bodies."""
+    """Returns an equation with other jaxprs of the same types as its bodies."""
     structure = STRUCTURES[eqn.primitive.name]
     if structure.rebind is None:
         (jaxpr,) = jaxprs
@@ -221,9 +223,9 @@ def _call_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
 
 def _rebind_call(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
     (jaxpr,), (more,) = jaxprs, copies
-    # The new operands are copies of others: they have the same shardings, and are not donated.
+    # A new operand is a copy of an old one, with the same sharding, and is not donated.
     params = call_with_operands(eqn.params, [copy.operand for copy in more])
-    # A checkpoint takes an open jaxpr; ours has no constants, or `open_jaxpr` raises.
+    # A checkpoint takes an open jaxpr. `open_jaxpr` raises if the new jaxpr has constants.
     params[_key(eqn)] = open_jaxpr(jaxpr) if runs_again(eqn) else jaxpr
     return [*operands, *(copy.array for copy in more)], params
 
@@ -236,8 +238,8 @@ STRUCTURES.update(
 )
 _CHECKPOINT = dataclasses.replace(_CALL, runs_again=True)
 STRUCTURES.update(dict.fromkeys(("remat2", "checkpoint"), _CHECKPOINT))
-# The forward rule of a `custom_vjp` with `optimize_remat`. The equation can also compute the
-# function again without its residuals, so it is never bound with another jaxpr: it is inlined.
+# The forward rule of a `custom_vjp` with `optimize_remat`. JAX can also run the equation without
+# its residuals, so it is never bound with another jaxpr but inlined.
 STRUCTURES["remat_opt"] = dataclasses.replace(_CHECKPOINT, rebind=None)
 STRUCTURES["custom_jvp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
 STRUCTURES["custom_vjp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
@@ -248,7 +250,7 @@ STRUCTURES["custom_vmap_call"] = Structure(_call_bodies, is_call=True, isolates=
 
 
 def _cond_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Operand 0 is the index of the branch; all branches take the rest."""
+    """Returns the branches. Operand 0 is the index of the branch; each branch takes the rest."""
     rest = tuple(range(1, len(eqn.invars)))
     results = tuple(range(len(eqn.outvars)))
     return tuple(
@@ -258,7 +260,7 @@ def _cond_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
 
 def _rebind_cond(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
     # Unlike a loop, a cond has one list of operands for all its bodies.
-    more = [copy.array for copy in copies[0]]  # all branches take the same operands
+    more = [copy.array for copy in copies[0]]  # the copies are the same for all branches
     return [*operands, *more], {**eqn.params, "branches": tuple(jaxprs)}
 
 
@@ -271,13 +273,13 @@ STRUCTURES["cond"] = Structure(_cond_bodies, _rebind_cond)
 def _iterated(
     jaxpr: AnyJaxpr, operands: Iterable[int], results: Iterable[int | None], fixed: int, count: int
 ) -> Body:
-    """Returns a body of a loop, whose ``fixed`` constants come first and ``count`` carries next."""
+    """Returns the body of a loop, with ``fixed`` constants first and ``count`` carries next."""
     carries = tuple((fixed + k, k) for k in range(count))
     return Body(jaxpr, tuple(operands), tuple(results), carries, fixed, takes_copies_at=fixed)
 
 
 def _scan_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Inputs: constants, carries, slices. Outputs: carries, slices to stack."""
+    """Returns the body. Inputs: constants, carries, slices. Outputs: carries, slices to stack."""
     operands, results = range(len(eqn.invars)), range(len(eqn.outvars))
     body = _iterated(eqn.params["jaxpr"], operands, results, *scan_split(eqn.params))
     return (dataclasses.replace(body, repeats=assumed_size(eqn.params["length"])),)
@@ -296,12 +298,12 @@ STRUCTURES["scan"] = Structure(_scan_bodies, _rebind_scan)
 
 
 def scan_direction(eqn: JaxprEqn) -> dict[str, Any]:
-    """Returns the options with which `jax.lax.scan` runs as often, and from the same end."""
+    """Returns the options with which `jax.lax.scan` has the length and direction of an equation."""
     return {"length": eqn.params["length"], "reverse": eqn.params["reverse"]}
 
 
 def _while_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Operands: constants of the condition, constants of the body, carries."""
+    """Returns the bodies. Operands: constants of the condition, constants of the body, carries."""
     conds, consts = eqn.params["cond_nconsts"], eqn.params["body_nconsts"]
     start = conds + consts
     carries = range(start, len(eqn.invars))
@@ -313,7 +315,7 @@ def _while_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
 
 
 def _rebind_while(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
-    # Each body has its own constants at the front; the carries follow, and are shared.
+    # Each body has its own constants at the front; the carries follow, and both bodies take them.
     params, bound, first = dict(eqn.params), [], 0
     for part, jaxpr, more in zip(("cond", "body"), jaxprs, copies, strict=True):
         count = params[f"{part}_nconsts"]
@@ -333,11 +335,11 @@ STRUCTURES["shard_map"] = Structure(_call_bodies, isolates=True)
 
 
 def shard_map_options(eqn: JaxprEqn, more: Sequence[int] = ()) -> dict[str, Any]:
-    """Returns the options with which `jax.shard_map` maps over the same axes of the same mesh.
+    """Returns the options with which `jax.shard_map` maps over the mesh axes of an equation.
 
     Args:
         eqn: The equation.
-        more: The positions of the operands whose copies follow all operands.
+        more: The positions of the operands whose copies are appended to the operands.
     """
     params, specs = eqn.params, eqn.params["in_specs"]
     return {
@@ -355,7 +357,7 @@ def shard_map_options(eqn: JaxprEqn, more: Sequence[int] = ()) -> dict[str, Any]
 def innermost_first(root: T, inside: Callable[[T], Sequence[T]]) -> list[tuple[T, int]]:
     """Returns a tree in post-order: each node after its children, the root last.
 
-    It does not recurse, so that trees deeper than Python's stack are walked, too.
+    It does not recurse, so the tree may be deeper than Python's stack.
 
     Args:
         root: A jaxpr, or the plan of one.
@@ -380,13 +382,13 @@ def innermost_first(root: T, inside: Callable[[T], Sequence[T]]) -> list[tuple[T
 def equations_in(
     jaxpr: AnyJaxpr, times: int = 1, inside: Callable[[Any], tuple[Body, ...]] = bodies
 ) -> Iterator[tuple[Any, int]]:
-    """Yields each equation of a jaxpr and of those inside it, and how often it runs.
+    """Yields each equation of a jaxpr, at any depth, and how often it runs.
 
-    How often a ``while`` runs is unknown: its inside counts once.
+    The body of a ``while`` counts once, because its number of iterations is unknown.
 
     Args:
         jaxpr: An open or closed jaxpr.
-        times: How often it runs.
+        times: How often the jaxpr runs.
         inside: Returns the bodies of an equation.
     """
     for eqn in body_of(jaxpr).eqns:

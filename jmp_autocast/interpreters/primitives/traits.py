@@ -1,37 +1,37 @@
 """The traits of each primitive for planning, besides its cast policy: one row per primitive.
 
-A second table, `BACKWARD`, has the operands of its derivative, for `interpreters/keep`.
+A second table, `BACKWARD`, holds the operands of its derivative, for `interpreters/keep`.
 
-A new primitive gets a row in both and a policy in `policies/tables.py`; a test fails without them.
-A trait describes the effect of the primitive on values. `interpreters/plan` decides by them.
+A new primitive gets a row in both tables and a policy in `policies/tables.py`; a test fails without
+them. A trait describes the effect of a primitive on values, and `interpreters/plan` decides by it.
 
-| trait | meaning |
+| trait | meaning: the primitive ... |
 |---|---|
-| moves | it rearranges, replicates or selects elements of its first operand, and is linear in it |
-| affine | integers stay integers, up to a scale: positions made from positions |
-| rounds | rounding commutes with it: rounded operands give the rounded result |
+| moves | rearranges, replicates or selects elements of operand 0, and is linear in it |
+| affine | maps integers to integers, up to a scale: positions stay positions |
+| rounds | commutes with rounding: rounded operands give the rounded result |
 | clears | as `rounds`, and its transpose adds nothing up: 16-bit cotangents stay exact |
-| feeds | cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 consumer |
-| sums | it adds up its operands element by element |
-| shifts | rounding an operand costs 2**-9 of that operand, which may be larger than the result |
-| chooses | the result is one of the operands, or the result of a comparison |
-| snaps | it rounds to integers: half a unit in the last place becomes a whole one |
-| replicates | it broadcasts smaller operands: its transpose adds up cotangents of one element |
-| repeats | its result holds elements of operand 0, and its transpose may add up cotangents |
-| damps | its slope is at most 1/4: a rounding error of its operand does not add up in a loop |
-| saturates | it flattens towards a limit: 16 bits round to the limit, float32 does not |
-| log0, div1 | infinite, or very steep, near values at which operand 0, or 1, needs its digits |
-| redispatch | its update computation is a parameter with a fixed dtype: it is emitted anew |
-| first | its values are those of operand 0; the others are indices, padding, a copy of it |
-| whole | each element of operand 0 is in the result: both have one largest element |
-| picks | its results hold some elements of operand 0 |
-| joins | its result holds the elements of all operands |
-| travels | its elements come from other devices |
-| same | it makes no value that its operands do not hold |
-| fuses | XLA fuses it into its consumer: its result is not stored |
-| zeros | all elements of its result are zero; it has the derivative of its operand |
-| turns | a wave within [-1, 1]: it makes the factors of a rotation from an angle |
-| contracts | it multiplies and sums: the work of tensor cores |
+| feeds | is cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 consumer |
+| sums | adds up its operands element by element |
+| shifts | may have a result smaller than an operand's rounding error, 2**-9 of the operand |
+| chooses | returns one of the operands, or the result of a comparison |
+| snaps | rounds to integers: a rounding error of the operand may change the result by 1 |
+| replicates | broadcasts smaller operands: its transpose adds up cotangents of one element |
+| repeats | returns elements of operand 0, and its transpose may add up their cotangents |
+| damps | has a slope of at most 1/4: a rounding error of its operand does not add up in a loop |
+| saturates | flattens towards a limit: 16 bits round to the limit, float32 does not |
+| log0, div1 | is infinite or very steep near some values of operand 0, or 1: it needs its digits |
+| redispatch | has its update computation as a parameter of fixed dtype: it is emitted anew |
+| first | has the values of operand 0; other operands are indices, padding or a copy of it |
+| whole | returns each element of operand 0: the largest element is the same |
+| picks | returns some of the elements of operand 0 |
+| joins | returns the elements of all operands |
+| travels | returns elements from other devices |
+| same | makes no value that its operands do not hold |
+| fuses | is fused by XLA into its consumer: its result is not stored |
+| zeros | returns zeros, with the derivative of its operand |
+| turns | is a wave within [-1, 1]: it makes the factors of a rotation from an angle |
+| contracts | multiplies and sums: the work of tensor cores |
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NAMES = frozenset(
     """.split()
 )
 
-# Moving the elements of one operand commutes with rounding, and coordinates stay coordinates.
+# Moving the elements of one operand commutes with rounding, and positions stay positions.
 _MOVING = "moves affine rounds"
 
 _ROWS: dict[str, str] = {
@@ -68,8 +68,8 @@ _ROWS: dict[str, str] = {
     "clamp": "rounds clears chooses replicates fuses",
     "eq ne lt le gt ge": "chooses",
     "floor ceil round": "snaps",
-    # The transpose of a maximum counts ties in the dtype of the operand: 16 bits count to 256 or
-    # 2,048.
+    # The derivative of a maximum counts its ties in the dtype of the operand. 16 bits count to 256
+    # (bfloat16) or 2,048 (float16).
     "reduce_max reduce_min": "rounds feeds repeats",
     "reduce_window_max reduce_window_min": "rounds clears repeats",
     "cummax cummin sort": "rounds",
@@ -80,14 +80,14 @@ _ROWS: dict[str, str] = {
     # functions
     "pow": "replicates log0",
     "log log1p log2 rsqrt acos acosh asin atanh erf_inv": "log0",
-    # A tanh is bounded, but near 0 it is the identity: `tanh(h + rate * y)` is an integrator.
+    # A tanh does not damp: near 0 it is the identity, so `tanh(h + rate * y)` integrates `y`.
     "logistic": "damps saturates",
     "tanh erf erfc": "saturates",
     "sin cos": "turns",
     "dot_general conv_general_dilated ragged_dot_general": "contracts",
     "scatter scatter-min scatter-max": "rounds redispatch",
     "scatter-add scatter-sub scatter-mul": "redispatch",
-    # movement of elements; the transpose of a replication adds up cotangents
+    # Movement of elements. The transpose of a replication adds up cotangents.
     "broadcast_in_dim": f"{_MOVING} repeats same fuses",
     "broadcast_to": _MOVING,
     "tile": f"{_MOVING} repeats",
@@ -103,7 +103,7 @@ _ROWS: dict[str, str] = {
     vary_unreduced_cast_p""": f"{_MOVING} clears",
     "all_gather all_gather_invariant all_gather_reduced": f"{_MOVING} clears travels repeats",
     "all_to_all ppermute ragged_all_to_all": f"{_MOVING} clears travels",
-    # primitives with a planning function of their own, and those that autocast emits
+    # Primitives with their own planning function, and primitives that autocast emits.
     "convert_element_type": "affine rounds",
     "optimization_barrier": "rounds same",
     "source_view pick": "first",
@@ -136,7 +136,9 @@ FOLDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "log": np.log,
     }
 )
-"""How the value of a primitive follows from operands of which every element is one known value."""
+"""The function of a primitive for operands that are each filled with one known value: it gives the
+value of the result.
+"""
 
 DERIVATIVES: Mapping[str, Mapping[int, Callable[[int], float]]] = MappingProxyType(
     {
@@ -148,16 +150,18 @@ DERIVATIVES: Mapping[str, Mapping[int, Callable[[int], float]]] = MappingProxyTy
         "cbrt": {0: lambda n: -2 / 3},
     }
 )
-"""The power of an operand that JAX's derivative by it holds, from the exponent ``n`` of the
-equation; operands by position. What JAX computes in float32 by policy (an exponential, a
-reciprocal, `rsqrt`, `tan`) has its derivative there. A test derives the powers from JAX."""
+"""By primitive and operand, the exponent of the operand in JAX's derivative with respect to it;
+``n`` is the equation's own exponent. Primitives that run in float32 by policy (an exponential, a
+reciprocal, `rsqrt`, `tan`) are absent, because their derivatives run in float32, too. A test
+derives the powers from JAX.
+"""
 
 
 def leaves_float16(exponent: float) -> bool:
-    """Returns whether a power of a number of float16, of 2**-24 to 65,504, may leave its range.
+    """Returns whether a power of a float16 number (2**-24 to 65,504) may leave float16's range.
 
     Args:
-        exponent: Its exponent.
+        exponent: The exponent of the power.
 
     Example:
         >>> [leaves_float16(e) for e in (-2, -1 / 2, 1, 2)]
@@ -180,8 +184,9 @@ def _read(rows: Mapping[str, str], words: frozenset[str] = _NAMES) -> dict[str, 
 
 
 TRAITS: Mapping[str, frozenset[str]] = MappingProxyType(_read(_ROWS))
-"""From the name of a primitive to its traits. Primitives whose policy is KEEP have no row: they are
-bound in the dtypes that the program declares, and no trait of theirs is asked for."""
+"""The traits of each primitive, by its name. Primitives whose policy is KEEP have no row: they are
+bound in the dtypes that the program declares, so planning reads no trait of them.
+"""
 
 
 def having(trait: str) -> frozenset[str]:
@@ -208,26 +213,26 @@ _BACKWARD_NAMES = frozenset(
     "cheap elementwise reduces contracts linear bilinear linear0 flat".split()
 )
 
-# | word | meaning |
+# | word | meaning: the primitive ... |
 # |---|---|
-# | cheap | it costs no more than reading its operands: a backward pass may compute it again |
-# | elementwise | an element of its result depends on that element of each operand alone |
-# | reduces | its result may be much smaller than its operand: cheap to keep, so it is kept then |
-# | contracts | never computed again; its operands may be |
-# | linear | its derivative reads no float operand: that of a select, its predicate alone |
-# | bilinear | linear in operand 0 and in operand 1: the derivative by the one reads the other |
-# | linear0 | linear in operand 0 alone: if operand 1 has no derivative, only that is read |
-# | flat | its derivative is zero |
+# | cheap | costs no more than reading its operands: a backward pass may compute it again |
+# | elementwise | computes an element of its result from that element of each operand alone |
+# | reduces | may have a result much smaller than its operand, which is then kept, not recomputed |
+# | contracts | is never computed again; its operands may be |
+# | linear | has a derivative that reads no float operand: that of a select reads its predicate |
+# | bilinear | is linear in operand 0 and in operand 1: the derivative by one reads the other |
+# | linear0 | is linear in operand 0 only: the derivative by operand 0 reads operand 1 alone |
+# | flat | has the derivative zero |
 #
-# A float operand is read by every derivative that no word excuses.
+# A derivative reads all float operands, unless one of the last four words says otherwise.
 _BACKWARD_ROWS: dict[str, str] = {
     """add add_any sub neg convert_element_type reduce_precision copy copy_p select_n real imag
     source_view""": "cheap elementwise linear",
     """reshape transpose broadcast_in_dim broadcast_to squeeze slice concatenate stack split unstack
     tile pad rev""": "cheap linear",
-    # A sharding constraint may move data between devices, but most only name a sharding that the
-    # array already has. MaxText has one behind each norm and activation: without recomputing, their
-    # results were 90 of 1,713 MB (2 layers).
+    # A sharding constraint may move data between devices, but most only name the sharding that an
+    # array already has. MaxText has one after each norm and activation: if they were not
+    # recomputed, their results would be 90 of the 1,713 MB that are kept (2 layers).
     "sharding_constraint": "cheap linear",
     "reduce_sum": "cheap linear reduces",
     "mul": "cheap elementwise bilinear",
@@ -241,7 +246,7 @@ _BACKWARD_ROWS: dict[str, str] = {
     "iota": "cheap flat",
     "argmax argmin reduce_and reduce_or": "cheap flat reduces",
     "dot_general conv_general_dilated ragged_dot_general accumulate": "contracts bilinear",
-    # These are not cheap: operands are large or on other devices. The derivative reads indices.
+    # These are not cheap, because operands are large or on other devices. Derivatives read indices.
     """gather pick dynamic_slice dynamic_update_slice scatter-add scatter-sub cumsum fft
     reduce_window_sum name optimization_barrier device_put with_memory_space_constraint reshard
     relayout layout_constraint pvary pbroadcast pbroadcast_dynamic reduced_vary_cast
@@ -259,5 +264,6 @@ _BACKWARD_ROWS: dict[str, str] = {
 }
 
 BACKWARD: Mapping[str, frozenset[str]] = MappingProxyType(_read(_BACKWARD_ROWS, _BACKWARD_NAMES))
-"""From the name of a primitive to what a backward pass reads of it. Without a word it is opaque: it
-is never computed again, and its derivative is taken to read all of its operands."""
+"""The words of each primitive for the backward pass, by its name. A primitive without words is
+opaque: it is never computed again, and its derivative is assumed to read all of its operands.
+"""

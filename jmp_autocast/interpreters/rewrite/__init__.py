@@ -1,1 +1,1 @@
-"""jaxpr and `Plan` to the rewritten program. Decides no dtype."""
+"""Emits the rewritten program from a jaxpr and its `Plan`, and decides no dtype."""

@@ -1,12 +1,13 @@
-"""Re-binds tracers captured by user-defined derivative rules to values of the rewritten program.
+"""Replaces tracers that a user's derivative rule closes over by values of the rewritten program.
 
-A rule of a custom function is Python, which JAX calls when it differentiates or maps. Outside of
-`jit`, the plain rule may close over any value of the enclosing function, as implicit
-differentiation does. `autocast` has traced that function, so that the rule holds a tracer of a
-trace that is over. The tracer's variable identifies the value of the rewritten program.
+A rule of a custom function is a Python function, which JAX calls when it differentiates or batches.
+Without `autocast` and `jit`, the rule may close over any value of the enclosing function, as
+implicit differentiation does. `autocast` has traced that function, so the rule closes over tracers
+of a trace that has ended. The variable of such a tracer identifies the value of the rewritten
+program.
 
-Only the rule's own closure is searched: a tracer in the closure of a function that the rule calls
-is not found, and JAX raises the error that it raises under `jit`.
+Only the rule's own closure is searched. For a tracer in the closure of a function that the rule
+calls, JAX raises the same error as under `jit`.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from .values import Value
 
 
 class ClosedOver:
-    """The values of one trace that rules of the user's own close over."""
+    """The values of one trace that the user's rules close over."""
 
     def __init__(self) -> None:
         self._variables: set[Any] = set()
         self._values: dict[Any, Value] = {}
-        # Kept alive with this object, so that no other equation can get the id of one of them.
+        # This object keeps the equations alive, so that no other equation can get the same id.
         self._equations: dict[int, Any] = {}
         self._rules: dict[int, tuple[Any, Hashable]] = {}
 
@@ -43,7 +44,7 @@ class ClosedOver:
         return bool(self._variables)
 
     def look(self, jaxpr: AnyJaxpr) -> bool:
-        """Looks for rules in a jaxpr that close over values, and returns whether there are any.
+        """Finds the rules in a jaxpr that close over its values; returns whether there are any.
 
         Args:
             jaxpr: A closed jaxpr, which is evaluated once.
@@ -54,7 +55,7 @@ class ClosedOver:
         body = body_of(jaxpr)
         made = (v for eqn in body.eqns for v in eqn.outvars)
         self._variables |= found.intersection((*body.constvars, *body.invars, *made))
-        # A rule may hold tracers of other programs, which are not over.
+        # A rule may also hold tracers of other programs, whose traces have not ended.
         here = [eqn for eqn, variables in held if not variables.isdisjoint(self._variables)]
         self._equations.update((id(eqn), eqn) for eqn in here)
         return bool(here)
@@ -65,10 +66,10 @@ class ClosedOver:
         held: list[tuple[Any, set[Any]]],
         seen: dict[int, tuple[AnyJaxpr, set[Any]]],
     ) -> set[Any]:
-        """Returns the variables that rules in a jaxpr hold, and lists those of each equation.
+        """Returns the variables that rules in a jaxpr hold; `held` gets those of each equation.
 
-        A jaxpr that several equations call is looked at once, or the time would grow with the call
-        sites: exponentially, where jitted functions call others twice each.
+        A jaxpr that several equations call is searched once. Otherwise, the time would grow
+        exponentially if each jitted function calls another one twice.
         """
         if id(jaxpr) in seen:
             return seen[id(jaxpr)][1]
@@ -88,19 +89,19 @@ class ClosedOver:
         return found
 
     def rule_of(self, eqn: JaxprEqn) -> Hashable:
-        """Returns a key that equations share if they call one custom function, apart from jaxprs.
+        """Returns a key that is equal for calls of one custom function, whatever jaxprs they hold.
 
         Args:
-            eqn: The equation, of a jaxpr that was looked at or not.
+            eqn: The equation, which need not be in a jaxpr that was searched.
         """
         return self._rules[id(eqn)][1] if id(eqn) in self._rules else rule_of(eqn)[0]
 
     def by(self, eqn: JaxprEqn) -> bool:
-        """Returns whether a rule of an equation, or of one inside it, closes over values."""
+        """Returns whether a rule in an equation, at any depth, closes over values."""
         return id(eqn) in self._equations
 
     def keep(self, variables: Sequence[Any], values: Sequence[Value]) -> None:
-        """Keeps those values that a rule closes over.
+        """Keeps the values that a rule closes over.
 
         Args:
             variables: Variables of the jaxpr that is evaluated.
@@ -111,7 +112,7 @@ class ClosedOver:
             self._values.update({v: value for v, value in pairs if v in self._variables})
 
     def live(self, closed: AnyJaxpr) -> Any:
-        """Returns the jaxpr of a rule, with values in place of tracers of a trace that is over.
+        """Returns a rule's jaxpr with the kept values in place of tracers of an ended trace.
 
         Args:
             closed: The closed jaxpr.
@@ -122,28 +123,29 @@ class ClosedOver:
 
     def _value(self, const: Any) -> Any:
         kept = self._values.get(traced_variable(const))
-        # A new `Value`: a copy that is made in the trace of a rule must not outlive that trace.
+        # A new `Value`, because copies that are made in the trace of a rule must not outlive that
+        # trace.
         return const if kept is None else Value(kept.array, kept.source).read(const.dtype)
 
     def arrays(self) -> list[Any]:
-        """Returns the arrays that are kept."""
+        """Returns the arrays of the kept values."""
         return [value.array for value in self._values.values()]
 
 
 @dataclasses.dataclass(eq=False)
 class KeepsValues:
-    """The closures of rebuilt rules.
+    """Holds the values that rebuilt rules close over.
 
-    An outer `autocast` finds here the arrays that a rule rebuilt by an inner one closes over.
+    An outer `autocast` reads them from the rules that an inner `autocast` has rebuilt.
     """
 
     closed_over: ClosedOver = dataclasses.field(default_factory=ClosedOver, init=False)
 
 
 def _leaves_of(rule: Any) -> Iterator[Any]:
-    """Yields the leaves in a rule's own cells, defaults, bound arguments and object.
+    """Yields the leaves of the objects that a rule holds: its cells, defaults and bound arguments.
 
-    The object of a bound method is searched if it is a pytree, but not its attributes.
+    The instance of a bound method is searched only if it is a pytree; its attributes are not.
     """
     rule = inspect.unwrap(rule)
     if isinstance(rule, functools.partial):
@@ -160,5 +162,5 @@ def _leaves_of(rule: Any) -> Iterator[Any]:
         if isinstance(x, KeepsValues):
             yield from x.closed_over.arrays()
         else:
-            with contextlib.suppress(Exception):  # no pytree: a dict whose keys have no order
+            with contextlib.suppress(Exception):  # not a pytree: a dict whose keys have no order
                 yield from jax.tree.leaves(x)

@@ -1,4 +1,4 @@
-"""Functions that a policy's rule, or an extension, emits in place of an equation."""
+"""Functions that a policy's rule or an extension emits in place of an equation."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[
     Args:
         eqn: The equation.
         plan: Its plan, whose action is `Emit`.
-        operands: Its operands, as `Value` or `Scalar`.
+        operands: Its operands, each a `Value` or `Scalar`.
 
     Returns:
         The results, as arrays.
 
     Raises:
-        TypeError: The function returned another number of arrays, other shapes or dtypes.
+        TypeError: The function returned arrays of unexpected number, shapes or dtypes.
     """
     action = plan.action
     assert isinstance(action, Emit)
@@ -38,8 +38,7 @@ def emitted(eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[
         for x, value, v in zip(read(read_so, operands), operands, eqn.invars, strict=True)
     ]
     copies = [operands[i].copy(key) for i, key in action.copies]
-    # The function runs in the ambient trace, so that JAX differentiates, maps and shards its
-    # equations.
+    # In the ambient trace, JAX differentiates, batches and shards the equations of the function.
     out = action.function(*arrays, *copies)
     results = list(out) if isinstance(out, tuple | list) else [out]
     pairs = zip(map(aval_of, eqn.outvars), plan.results, strict=True)

@@ -1,4 +1,4 @@
-"""Equations that move the elements of a source: each copy of the source is moved alike."""
+"""Emits equations that move elements of a source, and moves each copy of the source alike."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ _WHOLE = having("whole")
 
 
 def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Value]:
-    """Moves the elements of a source; a requested 16-bit copy is the moved copy of the operand.
+    """Moves the elements of a source; a 16-bit copy of a result is the moved copy of the operand.
 
     Args:
         eqn: The equation.
         plan: Its plan, whose action is `Move`.
-        operands: Its operands, as `Value` or `Scalar`.
+        operands: Its operands, each a `Value` or `Scalar`.
 
     Returns:
         Its results.
     """
     results = arrays = [value.array for value in operands]
-    # A cast is bound only if it casts to the planned dtype, as that of an integer or bool does. Any
-    # other changes only the weak type, and returns its operand.
+    # A cast is bound only if it casts to the planned dtype, such as a cast of an integer or bool.
+    # Any other cast changes only the weak type, and returns its operand.
     if cast_dtype(eqn) in (None, plan.results[0].dtype):
         results = bind_cached(eqn.primitive, arrays, eqn.params)
         results = results if eqn.primitive.multiple_results else [results]
-    # A copy is computed at its first use, in the scopes of that consumer.
+    # A copy is computed at its first use, in the scopes of the move.
     stack = current_name_stack()
 
     def copies_by(key: CopyKey) -> Sequence[Any]:
@@ -48,7 +48,7 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
             return _moved_copies(eqn, operands, key)
         tag = plan.given[0].tag
         is_whole = eqn.primitive.name in _WHOLE and not (tag and tag.in_slices)
-        # A part of an array is encoded after it was moved.
+        # If the result is only a part of the array, it is encoded after the move.
         if not is_whole or key.when_moved == "anew":
             return [part.copy(key) for part in parts]
         moves = key.when_moved == "moves"
@@ -70,10 +70,10 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
 def _moved_copies(eqn: JaxprEqn, operands: Sequence[Any], dtype: Any) -> Sequence[Any]:
     arrays = [value.copy(dtype) if _is_float(value) else value.array for value in operands]
     if eqn.primitive.name == "convert_element_type":
-        # A number cast to float32 is cast to 16 bits directly.
+        # A value that the program casts to float32 is cast to 16 bits directly.
         return [cast(arrays[0], dtype)]
     if eqn.primitive.name == "sharding_constraint":
-        # Without a barrier XLA gives the cast the new sharding, and transfers float32.
+        # Without a barrier, XLA gives the cast the new sharding, and transfers float32.
         arrays = lax.optimization_barrier(arrays)
     out = bind_cached(eqn.primitive, arrays, eqn.params)
     return out if eqn.primitive.multiple_results else [out]

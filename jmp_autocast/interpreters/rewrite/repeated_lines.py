@@ -1,10 +1,11 @@
-"""Lines of the user's program that recur with equal plans are emitted by one jaxpr each.
+"""Emits lines of the user's program that recur with equal plans by one jaxpr each.
 
-A model of twelve layers, written out, repeats each line of a layer twelve times. Its equations are
-emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes and
-lowers once. The program has the equations of flat emission, in the same order: plans, types,
-literals, and names relative to the line, are the key of the jaxpr. It is a line and not a layer,
-because JAX gives all that it inlines the source line of the call.
+In a model of twelve layers without a loop, each line of a layer recurs twelve times. Its equations
+are emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes
+and lowers once. The emitted program has the same equations in the same order as without this
+module. The key of the jaxpr consists of the plans, types, literals and the names relative to the
+line. Lines are outlined instead of layers, because JAX gives all inlined equations the source line
+of the call.
 """
 
 from __future__ import annotations
@@ -41,19 +42,20 @@ from .values import Value
 
 mark_frames(__file__)
 
-# A call costs as much as an equation, and its jaxpr as much as some equations.
+# The least number of equations to save: a call costs as much as an equation, and its jaxpr as much
+# as several.
 _LEAST = 6
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Line:
-    """A line that recurs; it has the fields of a jaxpr, with the equations of one occurrence.
+    """A line that recurs. It has the fields of a jaxpr, with the equations of one occurrence.
 
     Args:
         plans: The plans of the equations.
         casts: Pairs (operand, dtype) of the casts of operands.
-        by_copies: Operands that may get copies beyond those in `casts`.
-        used_later: Operands with uses after the line.
+        by_copies: The operands that may get copies besides those in `casts`.
+        used_later: The operands that are used after the line.
     """
 
     constvars: tuple[()]
@@ -67,7 +69,7 @@ class Line:
 
 
 class _Occurrence(NamedTuple):
-    """The position of a line in a program, and a key that determines its emission."""
+    """The position of a line in a program, with a key that determines its emission."""
 
     key: Hashable
     start: int
@@ -87,7 +89,7 @@ Steps = Sequence[EquationPlan | Line]
 def repeated_lines(
     plan: Plan, often: frozenset[Any], rule_of: Callable[[JaxprEqn], Hashable]
 ) -> tuple[Any, Steps]:
-    """Returns a jaxpr with one equation for each occurrence of a line that recurs, and its steps.
+    """Returns the jaxpr with one equation for each occurrence of a line that recurs, and its steps.
 
     Args:
         plan: The plan of the jaxpr.
@@ -95,12 +97,12 @@ def repeated_lines(
         rule_of: Returns the key of an equation's custom rules; see `ClosedOver.rule_of`.
     """
     eqns, plans = list(plan.jaxpr.eqns), plan.equations
-    # Equations that look alike share a plan.
+    # Equations with equal plans share the plan object. If few do, no line recurs.
     of_plans = {id(p): (eqn, p) for eqn, p in zip(eqns, plans, strict=True)}
     if len(of_plans) > 0.75 * len(plans):
         return plan.jaxpr, plans
     of_plans = {i: _plan_key(*of, rule_of) for i, of in of_plans.items()}
-    # Small keys, because each equation's is hashed with its line.
+    # Numbers in place of keys, because each line hashes the keys of all its equations.
     numbers = {key: n for n, key in enumerate(of_plans.values()) if key is not None}
     of_plans = {i: numbers.get(key) for i, key in of_plans.items()}
     found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
@@ -121,14 +123,15 @@ def repeated_lines(
 
 
 def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iterator[_Occurrence]:
-    """Yields the lines of two and more equations that may be outlined.
+    """Yields each occurrence of a line of two or more equations that may be outlined.
 
-    A line that an unrolled loop repeats occurs once for each iteration.
+    A line of an unrolled loop occurs once for each iteration.
     """
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
     last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
-    # A copy of a moved value is made from the value before the move, at any use.
+    # `moved` has the first move of each variable. A copy of the moved value is made from the
+    # variable, at any later use.
     moved: dict[Any, int] = {}
     places: dict[Any, str] = {}
     of: list[str | None] = []
@@ -141,7 +144,7 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
             moved.update((v, i) for v in variables_in(eqn.invars) if v not in moved)
 
     def without_moves(start: int, stop: int) -> Iterator[tuple[int, int]]:
-        # A moved value with uses after the repeated line gets its copies at those uses.
+        # Leaves out moves whose results are used after the line, where their copies are made.
         for i in range(start, stop + 1):
             is_move = i < stop and isinstance(plans[i].action, Move)
             if i == stop or (is_move and any(last.get(v, -1) >= stop for v in eqns[i].outvars)):
@@ -169,9 +172,9 @@ def _parts(
     moved: Mapping[Any, int],
     often: frozenset[Any],
 ) -> tuple[list[Hashable], list[Any], list[Any], list[int]]:
-    """Returns the key of an occurrence without plans, its operands, results and later uses.
+    """Returns an occurrence's key without plans, its operands, its results and `used_later`.
 
-    The later uses are the operands that equations after the occurrence consume.
+    ``used_later`` holds the positions of the operands that equations after the line consume.
     """
     numbers: dict[Any, int] = {}
     operands: list[Any] = []
@@ -199,7 +202,7 @@ def _parts(
 
 
 def _period(keys: Sequence[Any]) -> int:
-    """Returns after how many equations a line repeats, their number if it does not."""
+    """Returns the number of equations after which a line repeats; all if it does not repeat."""
     latest: dict[Any, int] = {}
     distances: Counter[int] = Counter()
     for i, key in enumerate(keys):
@@ -216,7 +219,7 @@ def _period(keys: Sequence[Any]) -> int:
 def _plan_key(
     eqn: JaxprEqn, plan: EquationPlan, rule_of: Callable[[JaxprEqn], Hashable]
 ) -> Hashable:
-    """Returns a key of an equation and its plan but for its variables; None for no outlining."""
+    """Returns a key of an equation and its plan, without variables; None if it is not outlined."""
     action = plan.action
     if eqn.effects:
         return None
@@ -253,7 +256,7 @@ def _plan_key(
 def _line(
     one: _Occurrence, window: Sequence[JaxprEqn], plans: Sequence[EquationPlan], scopes: int
 ) -> Line | None:
-    """Returns the line for an occurrence, None if its equations must be bound one by one."""
+    """Returns the line of an occurrence; None if its equations must be bound one by one."""
     if not one.results or any(needs_float64(eqn) for eqn in window):
         return None
     numbers = {v: i for i, v in enumerate(one.operands)}
@@ -281,9 +284,9 @@ class _Traced(NamedTuple):
     """The jaxpr of a line for operands of one kind.
 
     Args:
-        call: Binds its equations, and returns its arrays.
-        results: Values whose arrays are positions of the arrays.
-        copies: Triples (operand, key, position) of the copies of operands that it makes.
+        call: Binds the jaxpr's equations and returns its arrays.
+        results: The results, with positions among these arrays in place of arrays.
+        copies: Triples (operand, key, position) of the copies of operands that the jaxpr makes.
     """
 
     call: Callable[..., Sequence[Any]]
@@ -296,20 +299,21 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
 
     Args:
         line: The line.
-        operands: Its operands, as `Value`.
+        operands: Its operands, each a `Value`.
         run: Emits the equations of a line one by one.
-        memo: The traces so far.
+        memo: The cache of traced jaxprs.
 
     Returns:
-        Its results, as `Value`.
+        Its results, each a `Value`.
     """
     for i, value in enumerate(operands):
         is_cast = i in line.by_copies or any(i == k for k, _ in line.casts)
-        # The copies of a concrete array are computed at once.
+        # The copies of a concrete array are computed at trace time, outside of any jaxpr.
         is_known = is_cast and not isinstance(value.array, Tracer)
         if is_known or value.tag is not None or (value.move and i in line.by_copies):
             return run(line, operands)
-    # A moved source makes its copies where it was moved; casts before it keep their place.
+    # A moved source makes its copies outside of the line. Casts up to the last of these copies are
+    # made here, too, so that all casts stay in order.
     moved = [n for n, (i, _) in enumerate(line.casts, 1) if operands[i].move]
     for i, dtype in line.casts[: max(moved, default=0)]:
         operands[i].copy(dtype)

@@ -1,7 +1,7 @@
-"""jaxpr and `Plan` to the same program with its casts; decides no dtype.
+"""Emits a jaxpr with the casts of its `Plan`, and decides no dtype itself.
 
-One equation after the other is bound in the ambient trace, so that `grad`, `vmap` and `jit` around
-`autocast` see ordinary equations.
+The equations are bound one after the other in the ambient trace, so that `grad`, `vmap` and `jit`
+around `autocast` see ordinary equations.
 """
 
 from __future__ import annotations
@@ -73,15 +73,15 @@ mark_frames(__file__)
 
 RewritingRule = Callable[["Rewriter", Any, EquationPlan, list[Any]], Sequence[Any]]
 
-# Filled by the modules that hold the rules of higher-order primitives.
+# The modules with the rules of higher-order primitives fill this table.
 REWRITING_RULES: dict[str, RewritingRule] = {}
 
 
 def rewrites(*names: str) -> Callable[[RewritingRule], RewritingRule]:
     """Registers the function that emits a higher-order primitive around its rewritten bodies.
 
-    It gets the rewriter, the equation, its plan and the operands as `Value` or `Scalar`, and
-    returns the results as arrays.
+    The function takes the rewriter, the equation, its plan and the operands, each a `Value` or
+    `Scalar`. It returns the results as arrays.
     """
 
     def register(function: RewritingRule) -> RewritingRule:
@@ -93,13 +93,14 @@ def rewrites(*names: str) -> Callable[[RewritingRule], RewritingRule]:
 
 @dataclasses.dataclass(eq=False)
 class Rewriter(KeepsValues):
-    """Emits planned jaxprs: one instance per trace.
+    """Emits planned jaxprs; each trace has its own instance.
 
     Args:
-        planner: Plans the derivative rules of custom functions, which exist only once JAX
+        planner: Plans the derivative rules of custom functions, which exist only when JAX
             differentiates the rewritten program.
-        planned: Called with each such plan before it is emitted; None for no callback.
-        label: Returns the scope name for the equations emitted for a plan; None for none.
+        planned: Called with the plan of each such rule before it is emitted; None for no callback.
+        label: Returns the scope name of the equations that are emitted for a plan; None for no
+            scope.
     """
 
     planner: Plans
@@ -107,15 +108,15 @@ class Rewriter(KeepsValues):
     label: Callable[[EquationPlan], str] | None = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
-    # The ids of plans of one equation alone: JAX differentiates it once in any case.
+    # The ids of plans that only one equation has: a cache of its derivative would save nothing.
     once: set[int] = dataclasses.field(default_factory=set, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
-        """Runs a planned program, any value of which derivative rules may close over.
+        """Runs a planned program. Derivative rules may close over any of its values.
 
         Args:
             plan: The plan.
-            closed: The closed jaxpr it was made for, which is run once.
+            closed: The closed jaxpr of the plan, which is run once.
             args: As for `evaluate`.
         """
         self.closed_over.look(closed)
@@ -135,12 +136,13 @@ class Rewriter(KeepsValues):
             plan: The plan.
             consts: The jaxpr's constants.
             args: Its arguments, in the dtypes of the plan's inputs.
-            copies: Copies of arguments that were made outside, by (argument, key).
+            copies: Copies of arguments that the caller has made, by (argument, key).
 
         Returns:
             The outputs, in the dtypes of the plan's outputs.
         """
-        # Each use of a source is a view of its own; `Value` caches the 16-bit copy that they share.
+        # Each use of a source reads its own view. `Value` caches the 16-bit copy that all views
+        # share.
         given = list(map(Value.of, args, plan.inputs))
         for (i, dtype), copy in copies.items():
             given[i].copies[dtype] = copy
@@ -148,7 +150,7 @@ class Rewriter(KeepsValues):
         return [value.read(dtype) for value, dtype in zip(outputs, plan.output_dtypes, strict=True)]
 
     def _evaluate(self, plan: Plan, consts: Sequence[Any], given: Sequence[Any]) -> list[Any]:
-        # A plan lives as long as this: another does not get its id.
+        # Plans live as long as the rewriter, so that an id stays the id of one plan.
         is_flat = self._is_flat(given)
         if (key := ("steps", id(plan), is_flat)) not in self.memo:
             picked = picked_first(plan)
@@ -181,7 +183,10 @@ class Rewriter(KeepsValues):
         return run(jaxpr, steps, held, given)
 
     def _is_flat(self, given: Sequence[Value]) -> bool:
-        """Whether each equation is bound by itself: outside `jit`, checked or labeled."""
+        """Returns whether each equation is bound by itself, and no repeated line is outlined.
+
+        This holds outside of `jit`, and with checks, labels or callbacks.
+        """
         is_watched = self.label or self.planned or is_checked() or self.closed_over.holds_any
         return (
             bool(is_watched)
@@ -200,7 +205,7 @@ class Rewriter(KeepsValues):
             return self.emit_equation(eqn, plan, operands)
 
     def _opened(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Value]:
-        """Emits a call equation by equation, so that JAX checks each result."""
+        """Emits a call equation by equation, so that JAX checks the result of each."""
         if plan.inner:
             return self._inlined(eqn, plan, operands)
         results = as_function(called(eqn), _checked)(*read(plan, operands))
@@ -212,13 +217,13 @@ class Rewriter(KeepsValues):
         Args:
             eqn: The equation.
             plan: Its plan.
-            operands: Its operands, as `Value` or `Scalar`.
+            operands: Its operands, each a `Value` or `Scalar`.
 
         Returns:
             Its results.
         """
-        # The first three actions return each `Value` with a copy or the promise of one. The others
-        # return arrays.
+        # The first three actions return values, each with a copy or a function that makes copies.
+        # The other actions return arrays.
         match plan.action:
             case Move():
                 return moved(eqn, plan, operands)
@@ -240,7 +245,7 @@ class Rewriter(KeepsValues):
         pairs = zip(operands, plan.operands, inner.inputs, strict=True)
         given = [x if d is None else Value.of(x.read(d), state) for x, d, state in pairs]
         outputs = self._evaluate(inner, consts_of(body.jaxpr), given)
-        # A result is an array, even if the call returns a literal.
+        # A result of the call is an array, even if the call returns a literal.
         return [
             x
             if d is None and isinstance(x, Value)
@@ -268,20 +273,20 @@ class Rewriter(KeepsValues):
             case Inside(unchanged=False):
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case Inside() if has_rule(eqn) or self.looks_at(eqn):
-                # Nothing in the bodies changes, but the derivative rule may change.
+                # The bodies do not change, but the derivative rule may.
                 return REWRITING_RULES[eqn.primitive.name](self, eqn, plan, operands)
             case _:
                 return self._bound(eqn, plan, operands)
 
     def _bound(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
-        """Binds an equation's primitive; smaller operands are broadcast first if planned so."""
+        """Binds an equation's primitive, after it broadcasts the operands that the plan names."""
         # Other actions (`Keep`, unchanged bodies) bind the equation with its own parameters.
         action = plan.action if isinstance(plan.action, Bind) else Bind()
         arrays = read(plan, operands)
-        # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
-        # transpose that adds up in 16 bits.
+        # These 16-bit operands are broadcast here, because the transpose of the broadcast that JAX
+        # would insert adds up in 16 bits.
         for i in action.replicates:
-            if "axes" in eqn.params:  # the float32 form counts the ties of a maximum
+            if "axes" in eqn.params:  # the ties of a maximum are counted in float32
                 full = replication(eqn, arrays)(operands[i].read(FLOAT32))
                 return [cast(full, arrays[i].dtype)]
             broadcast, is_bias = replication(eqn, arrays), i in action.biases
@@ -291,11 +296,12 @@ class Rewriter(KeepsValues):
         params = {**eqn.params, **action.params} if action.params else eqn.params
         ours = is_lowered_by_us(eqn.primitive, arrays, params)
         if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
-            # CPUs lack kernels for some forms of this product and of its transposes in JAX.
-            # Products that the program itself declares in bfloat16 are left alone.
+            # CPUs lack kernels for some forms of this product and of its transposes. Products that
+            # the program itself declares in bfloat16 stay as they are.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
-        # JAX insists on a hash of the parameters of all that is cached, and effects have an order.
+        # A cached function would need hashes of all parameters, and would lose the order of
+        # effects.
         is_plain = eqn.effects or id(plan) in self.once
         out = (bind if is_plain else bind_cached)(eqn.primitive, arrays, params)
         return out if eqn.primitive.multiple_results else [out]
@@ -316,9 +322,10 @@ class Rewriter(KeepsValues):
         )
 
     def _entered(self, eqn: JaxprEqn, plan: EquationPlan) -> EquationPlan:
-        """Returns the plan of an equation with plans of its bodies.
+        """Returns the plan of an equation with plans for its bodies.
 
-        In a region of an inner `autocast` there are none: only derivative rules change in it.
+        In a region of an inner `autocast`, bodies have no plans: only derivative rules change
+        there.
         """
         if isinstance(plan.action, Inside):
             return plan
@@ -331,26 +338,27 @@ class Rewriter(KeepsValues):
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
 
     def looks_at(self, eqn: JaxprEqn) -> bool:
-        """Returns whether the rules of an equation are rewritten even if its body is unchanged."""
+        """Returns whether an equation's rules are rewritten even if its body is unchanged."""
         reported = self.planned is not None and has_rule(eqn)
         return reported or self.closed_over.by(eqn)
 
     def jaxpr(
         self, plan: Plan, closed: AnyJaxpr, copies: Sequence[tuple[int, Any]] = (), at: int = 0
     ) -> Any:
-        """Returns the rewritten jaxpr of a planned one, made once per plan.
+        """Returns the rewritten jaxpr of a planned jaxpr, made once per plan.
 
         Args:
             plan: The plan.
-            closed: The jaxpr it was made for.
-            copies: Pairs (input, key): the copies that come as further arguments.
-            at: The number of arguments before them. Copies of later arguments, slices, come last.
+            closed: The jaxpr of the plan.
+            copies: Pairs (input, key) of the copies that the result takes as additional arguments.
+            at: The position of the copies of arguments before it. Copies of later arguments, which
+                are slices, come last.
         """
         key = (id(plan), tuple(copies))
         if key not in self.memo:
-            # Traced for the dtypes of the plan, not for the declared ones. The mesh axes and
-            # shardings of the declared types stay, and so does the weak type of an unchanged dtype:
-            # JAX 0.10 gives the gradient of a scan's operand the declared type of the body.
+            # The jaxpr is traced for the dtypes of the plan, but with the mesh axes and shardings
+            # of the declared types. An unchanged dtype keeps its weak type, because JAX 0.10 gives
+            # the gradient of a scan's operand the declared type of the body.
             avals = [
                 v.aval
                 if s.dtype is None or s.dtype == aval_of(v).dtype
@@ -380,9 +388,9 @@ class Rewriter(KeepsValues):
             closed: The rule's jaxpr, traced in declared dtypes.
             args: Its arguments, in their current dtypes.
             requests: The requests for its outputs.
-            of: The plan of the function with the rule, in the rule's scope. The function may have
-                nothing to lower although its rule has: a product of 8-bit integers, or a kernel
-                with a backward pass in JAX.
+            of: The plan of the function that has the rule; its path is the rule's scope. The rule
+                may be lowered even if the function has nothing to lower: a product of 8-bit
+                integers, or a kernel with a backward pass in JAX.
         """
         closed = self.planner.prepare(self.closed_over.live(closed), of.path)
         variables = body_of(closed).invars
@@ -400,13 +408,13 @@ class Rewriter(KeepsValues):
 
 
 def check_immutable(closed: AnyJaxpr, avals: Sequence[Any]) -> None:
-    """Raises for an input that JAX lets a trace change, such as a hijax variable of Flax.
+    """Raises an error for an input that a trace may change, such as a hijax variable of Flax.
 
-    Its type alone does not describe its contents, so that no jaxpr can be traced for the type.
+    No jaxpr can be traced from the type of such an input, which does not describe its contents.
 
     Args:
-        closed: The jaxpr inside an equation.
-        avals: The types of its inputs, as it would be traced for them.
+        closed: The jaxpr inside of an equation.
+        avals: The types for which its inputs would be traced.
     """
     for aval in avals:
         if may_change(aval):
@@ -422,14 +430,14 @@ _MAKES_NO_NAN = (having("moves") | {"convert_element_type"}) - {"gather"}
 
 @contextlib.contextmanager
 def _checked(eqn: JaxprEqn) -> Iterator[None]:
-    """The context of an equation whose results JAX checks, unless it only moves elements."""
+    """Returns the context in which JAX checks an equation, unless it only moves elements."""
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(named_in_errors(eqn))
         if eqn.primitive.name in _MAKES_NO_NAN:
             contexts.enter_context(without_nan_checks())
         if not bodies(eqn):
-            # With `jit`, the broadcast of such a constant by a batching rule is part of the same
-            # operation.
+            # With `jit`, a batching rule's broadcast of a NaN constant is part of the same
+            # operation, and is not checked by itself.
             contexts.enter_context(jax.disable_jit(False))
         yield
 
@@ -440,7 +448,7 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
 def _stored(
     eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], keys: Sequence[CopyKey]
 ) -> Value:
-    """Returns the result of an equation on a stored encoding, with the encoding as its copies."""
+    """Binds an equation to a stored encoding, and keeps the encoding as copies of the result."""
     arrays = [value.array for value in operands]
     made = Value.of(bind(eqn.primitive, arrays, eqn.params), plan.results[0])
     made.copies |= dict(zip(keys, arrays, strict=True))

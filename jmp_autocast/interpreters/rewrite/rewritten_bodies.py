@@ -1,12 +1,12 @@
-"""The rewritten bodies of an equation: the order of rewriting, and a cache.
+"""The rewritten bodies of an equation: their order and their cache.
 
-**Order.** A body is rewritten while JAX traces the one around it, which takes some 19 frames of
-Python a level. Deeply nested calls are rewritten innermost first, so that each finds the results
+**Order.** A body is rewritten while JAX traces the body around it, which takes some 19 Python
+frames per level. So deeply nested calls are rewritten innermost first, and each finds the results
 for the calls inside it.
 
-**Cache.** Outside ``jit`` JAX compiles a call, or a loop, once for each jaxpr, by its identity. It
-traces `jax.nn.relu` once, and would compile the rewritten jaxpr at each call of `autocast`: 60 to
-670 ms. So the rewritten jaxpr for one plan is cached across calls.
+**Cache.** Outside of ``jit``, JAX compiles a call or a loop once for each jaxpr object. It traces
+`jax.nn.relu` only once, but would compile a new rewritten jaxpr at each call of `autocast`, in 60
+to 670 ms. So the rewritten jaxpr of a plan is cached across calls.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..compat.keyed import Keyed
 from ..plan.data import EquationPlan, Plan
 from ..primitives.structure import STRUCTURES, Body, bodies, innermost_first, runs_again
 
-# Deeper than any model; 1,000 frames of Python are 50 levels.
+# Calls are nested less deeply in any model. Python's limit of 1,000 frames is 50 levels.
 _DEEP = 16
 
 
@@ -32,13 +32,13 @@ def rewritten_bodies(
     """Returns the rewritten jaxpr of each body of an equation, and the copies that it takes.
 
     Args:
-        rewriter: The `Rewriter`, whose file imports this one.
+        rewriter: The `Rewriter`, whose module imports this one.
         eqn: The equation.
         plan: Its plan.
-        arrays: The operands, where the equation is bound now.
+        arrays: The operands, if the equation is bound now.
 
     Returns:
-        For each body its jaxpr and pairs (input, key).
+        For each body, its jaxpr and the pairs (input, key) of its copies.
     """
     copied = handed_in(eqn, plan, rewriter.known_copies)
     # With a label, even unchanged equations get a scope.
@@ -48,12 +48,12 @@ def rewritten_bodies(
     is_kept = is_run and not (is_watched or rewriter.planned or eqn.effects or is_checked())
     found = []
     for inner, body in zip(plan.inner, bodies(eqn), strict=True):
-        # Bodies that share their operands (branches) all take the same copies; the bodies of a
-        # ``while`` take those of their own constants.
+        # Branches share their operands, so they all take the same copies. Each body of a ``while``
+        # takes copies of its own constants.
         own = body.operands
         pairs = tuple([(own.index(i), key) for i, key in copied if i in own])
         if inner.identity and not (pairs or is_entered):
-            # A body without changes stays the jaxpr that JAX has in its caches.
+            # An unchanged body stays the jaxpr object that JAX has in its caches.
             jaxpr = body.jaxpr
         elif is_kept and (key := rewriter.planner.key) is not None:
             jaxpr = _kept(_question(rewriter, inner, body, pairs, key))
@@ -64,10 +64,10 @@ def rewritten_bodies(
 
 
 def make_innermost_first(rewriter: Any, plan: Plan) -> None:
-    """Makes the jaxprs of a program whose calls are nested deeply.
+    """Makes the rewritten jaxprs of a program, if its calls are deeply nested.
 
     Args:
-        rewriter: The `Rewriter`, which makes and remembers them.
+        rewriter: The `Rewriter`, which makes and caches them.
         plan: The plan of the program.
     """
     nested = innermost_first(plan, lambda p: [q for x in p.equations for q in x.inner])
@@ -81,9 +81,9 @@ def make_innermost_first(rewriter: Any, plan: Plan) -> None:
 
 def _question(rewriter: Any, plan: Plan, body: Body, copies: Copies, of_planner: Hashable) -> Keyed:
     """Returns a function that rewrites a body, keyed by everything that its result depends on."""
-    at, closed = body.takes_copies_at, body.jaxpr  # alive as long as its id is in a key
+    at, closed = body.takes_copies_at, body.jaxpr  # alive while its id is in a key
     asked = id(closed), plan.inputs, plan.requests, plan.path, copies, at
-    # A new rewriter and planner: those of the call would keep its program and arrays alive.
+    # The function makes a new rewriter, because the current one would keep its program alive.
     like, anew = type(rewriter), rewriter.planner.anew
     key = (*asked, of_planner, trace_context(), registered_rules())
     return Keyed(key, lambda: like(anew()).jaxpr(plan, closed, copies, at))

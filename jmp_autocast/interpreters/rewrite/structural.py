@@ -1,8 +1,8 @@
-"""Higher-order primitives, emitted around their rewritten bodies.
+"""Emits higher-order primitives around their rewritten bodies.
 
-One rule serves all primitives that `structure.py` can bind again with other jaxprs. The others have
-a rule of their own, here or, for functions with a user's derivative or batching rule, in
-`derivative_rules.py`.
+One rule serves all primitives that `structure.py` can bind with other jaxprs. Each other primitive
+has its own rule: here, or in `derivative_rules.py` for functions with a derivative or batching rule
+of the user.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ mark_frames(__file__)
 def rebind_bodies(
     rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
 ) -> Sequence[Any]:
-    """Binds an equation with its bodies rewritten, and with 16-bit copies made outside of them.
+    """Binds an equation with rewritten bodies, which take 16-bit copies as additional operands.
 
     Args:
         rewriter: Rewrites the bodies.
         eqn: The equation.
         plan: Its plan.
-        operands: Its operands, as `Value` or `Scalar`.
+        operands: Its operands, each a `Value` or `Scalar`.
 
     Returns:
         The results, as arrays.
     """
     arrays = read(plan, operands)
     made = rewritten_bodies(rewriter, eqn, plan, arrays)
-    # Copies are made before the equation, in its scopes: once for all iterations of a loop.
+    # The copies are made before the equation, in its scopes: once for all iterations of a loop.
     copies = [
         [Copy(body.operands[i], operands[body.operands[i]].copy(key)) for i, key in pairs]
         for body, (_, pairs) in zip(bodies(eqn), made, strict=True)
@@ -54,14 +54,12 @@ def rebind_bodies(
 def _remat_opt(
     rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
 ) -> Sequence[Any]:
-    """The forward rule of a `custom_vjp` with `optimize_remat`, inlined.
+    """Inlines the forward rule of a `custom_vjp` with `optimize_remat`.
 
-    The equation can also compute the function again without its residuals, in dtypes that would no
-    longer be those planned.
+    The equation can also compute the function without its residuals, but not in the planned dtypes.
     """
     (body,) = bodies(eqn)
-    # The body is evaluated without a jaxpr of its own, so that the residuals are those of its
-    # equations.
+    # The body gets no jaxpr of its own, so that JAX keeps the residuals of its equations.
     return rewriter.evaluate(plan.inner[0], consts_of(body.jaxpr), read(plan, operands))
 
 
@@ -69,11 +67,11 @@ def _remat_opt(
 def _shard_map(
     rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]
 ) -> Sequence[Any]:
-    """The public function sets up the mesh axes for the trace of the body."""
+    """Emits a map by `jax.shard_map`, which sets up the mesh axes for the trace of the body."""
     (body,), arrays = bodies(eqn), read(plan, operands)
     copied = handed_in(eqn, plan, rewriter.known_copies)
-    # Without a barrier XLA gives the casts the sharding of the parts, and transfers float32 between
-    # devices.
+    # Without a barrier, XLA gives the casts the sharding inside of the map, and transfers float32
+    # between devices.
     held = lax.optimization_barrier
     arrays = [x if d is None else held(x) for x, d in zip(arrays, plan.operands, strict=True)]
     copies = [held(operands[i].copy(key)) for i, key in copied]

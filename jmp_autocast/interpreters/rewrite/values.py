@@ -1,4 +1,4 @@
-"""Values of the running program: one cast per value and dtype, views that keep gradients exact."""
+"""Values of the running program: one cast per value and dtype, and views with exact gradients."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ REPEATS = having("repeats")
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Value:
-    """A value of the running program, and its casts so far.
+    """A value of the running program, with its copies in other dtypes so far.
 
     Args:
-        array: The value in the dtype that it was computed in.
-        source: Its 16-bit reads are views, which keep its gradient in float32. A source that is no
-            tracer has no gradient, and its casts are done at trace time.
-        move: Makes a copy by moving the operand's; None to cast or encode the value itself.
-        known: The value of every element, if it is known at trace time.
-        const_range: The range of a constant's elements, None for anything else.
+        array: The value in the dtype in which it was computed.
+        source: Whether its 16-bit reads are views, which keep its gradient in float32. A source
+            that is not a tracer has no gradient, and is cast at trace time.
+        move: Makes a copy by moving the operand's copy; None to cast or encode the value itself.
+        known: The value of all elements, if it is known at trace time.
+        const_range: The range of a constant's elements; None if the value is not a constant.
         tag: The data of an extension.
-        meets_in_float32: The cotangents of its reads are added up in float32, though it was
-            computed in a narrower dtype.
+        meets_in_float32: Whether the cotangents of its uses are added up in float32, although it
+            was computed in a narrower dtype.
     """
 
     array: Any
@@ -53,53 +53,53 @@ class Value:
 
     @classmethod
     def of(cls, array: Any, state: ValueState) -> Value:
-        """Returns the value of an array with the facts of planning.
+        """Returns the value of an array, with the facts that the plan has about it.
 
         Args:
-            array: The value in the dtype that it was computed in.
-            state: The facts about it.
+            array: The value in the dtype in which it was computed.
+            state: The facts.
         """
         known, const_range = state.known_value, state.const_range
         source = state.keeps_gradient
         return cls(array, source, known=known, const_range=const_range, tag=state.tag)
 
     def is_read_often(self) -> None:
-        """Turns the 16-bit copies of a computed value into views, as for a source."""
+        """Makes all 16-bit reads of a computed value views, as for a source."""
         self.source = True
         self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
     def read(self, dtype: np.dtype | None) -> Any:
-        """Returns the value in a dtype, None for the value as it is."""
+        """Returns the value in a dtype, or in its own dtype if ``dtype`` is None."""
         if dtype is None or self.array.dtype == dtype:
             if not self.meets_in_float32:
                 return self.array
             return source_view(self.copy(FLOAT32), self.array)
-        # A computed value needs no `source_view`: its cotangents are added in its own dtype. Nor
-        # does a copy that is wider than the value.
+        # A computed value needs no view, because its cotangents are added in its own dtype. A copy
+        # that is wider than the value needs none, either.
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
         return source_view(self.array, low) if self.source and is_rounded else low
 
     def replicated(
         self, dtype: np.dtype | None, broadcast: Callable[[Any], Any], is_bias: bool
     ) -> Any:
-        """Returns the value in a compute dtype, broadcast, with a float32 derivative.
+        """Returns the value, broadcast in a compute dtype, with a float32 derivative.
 
-        The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
+        The transpose of a broadcast is a sum. Over 4,096 pixels, a sum of 16-bit cotangents stops
         growing at 256.
         """
-        # The float32 broadcast has no reader but its own transpose: XLA removes it from the forward
+        # Only the transpose of the float32 broadcast needs it: XLA removes it from the forward
         # pass.
         compute_dtype = dtype or self.array.dtype
         copy = self.copy(compute_dtype)
         low = broadcast(copy)
-        # The transpose of the two casts of a bias rounds its gradient.
+        # A bias is cast to 16 bits and back, so that the transpose rounds its gradient.
         full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
-        """Returns the value in a dtype, and the source that it is a copy of, None for no source.
+        """Returns the value in a dtype, and the source that it is a copy of, or None.
 
-        The copy has no gradient, unlike what `read` returns. The caller must give the gradient to
+        Unlike the result of `read`, the copy has no gradient. The caller must give the gradient to
         the source, as `accumulating_contraction` does; otherwise the source's gradient is zero.
         """
         if not self.source or dtype is None or self.array.dtype == dtype:
@@ -107,11 +107,11 @@ class Value:
         return self.copy(dtype), self.array
 
     def copy(self, key: CopyKey) -> Any:
-        """Returns the one copy of the value by a key; for a source, without its gradient."""
+        """Returns the copy of the value for a key, made once; a source's copy has no gradient."""
         if self.array.dtype == key:
             return self.array
         if key not in self.copies:
-            # From 0.12 JAX casts concrete arrays with NumPy, which warns of an infinity.
+            # Since JAX 0.12, JAX casts concrete arrays with NumPy, which warns of an infinity.
             is_traced = isinstance(self.array, Tracer)
             quiet = contextlib.nullcontext() if is_traced else np.errstate(over="ignore")
             with quiet, without_nan_checks():
@@ -126,10 +126,10 @@ class Value:
 
     @contextlib.contextmanager
     def _where_made(self) -> Iterator[None]:
-        """The context of the copies: a source that is no tracer is copied at trace time.
+        """Returns the context of copies, which are made at trace time for a concrete source.
 
-        The mesh is the value's own, empty for an array from outside of meshes, because its first
-        consumer may be under another one: `x.at[i].get(out_sharding=...)` of an explicitly sharded
+        The mesh is the value's own, which is empty for an array from outside of meshes. The first
+        consumer may be under another mesh: `x.at[i].get(out_sharding=...)` of an explicitly sharded
         array runs under automatic axes.
         """
         mesh = jax.typeof(self.array).sharding.mesh
@@ -141,7 +141,7 @@ class Value:
             yield
 
     def _cast(self, dtype: np.dtype) -> Any:
-        # The mask of a jitted `where` comes as an operand; its value is known nevertheless.
+        # The mask of a jitted `where` is an operand of the call, but its value is known.
         if is_clamped(self.known, dtype):
             return lax.full_like(self.array, clamped(self.known, dtype)[()], dtype)
         is_beyond = self.const_range is not None and self.const_range.is_clamped()
@@ -154,7 +154,7 @@ class Value:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Scalar:
-    """A literal of the program: cast at trace time, and never differentiated."""
+    """A literal of the program, which is cast at trace time and never differentiated."""
 
     array: Any
 
@@ -177,15 +177,15 @@ def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
 
 
 def as_array(x: Any, aval: Any) -> Any:
-    """Returns what JAX hands to a derivative rule as an array of a type.
+    """Returns a primal, tangent or cotangent of a derivative rule as an array of a type.
 
-    JAX takes Python numbers for primals, tangents and cotangents, and hands them on: ``vjp(1.0)``.
+    JAX accepts Python numbers for these and passes them on: ``vjp(1.0)``.
     """
     return np.asarray(x, aval.dtype) if isinstance(x, bool | int | float | complex) else x
 
 
 def replication(eqn: JaxprEqn, arrays: Sequence[Any]) -> Callable[[Any], Any]:
-    """Returns the function that brings an operand to the size of the result.
+    """Returns a function that broadcasts an operand of an equation to the shape of its result.
 
     Args:
         eqn: The equation.
@@ -194,13 +194,13 @@ def replication(eqn: JaxprEqn, arrays: Sequence[Any]) -> Callable[[Any], Any]:
     if eqn.primitive.name in REPEATS:
         return lambda x: bind_cached(eqn.primitive, [x, *arrays[1:]], eqn.params)
     aval = aval_of(eqn.outvars[0])
-    # The spec of an aval names explicit mesh axes only; without one, JAX decides.
+    # The spec of an aval names only explicit mesh axes. If there are none, JAX decides.
     return _broadcast_to(aval.shape, aval.sharding if any(aval.sharding.spec) else None)
 
 
 @functools.lru_cache(maxsize=4096)
 def _broadcast_to(shape: tuple[int, ...], sharding: Any) -> Callable[[Any], Any]:
-    """Broadcasts by a function of its own per shape, whose derivative JAX caches: `cached_bind`."""
+    """Returns a function that broadcasts to a shape, one per shape: JAX caches its derivative."""
 
     def broadcast(x: Any) -> Any:
         dims = tuple(range(x.ndim)) if x.ndim == len(shape) else ()
