@@ -338,3 +338,11 @@ def test_a_nan_of_the_program_raises_no_warning(dtype):
 
     x = np.arange(4).astype(dtype)
     np.testing.assert_array_equal(autocast(fn, policy=BF16)(x, x), fn(x, x))
+
+
+def test_a_difference_of_empty_products_is_planned():
+    def fn(x):  # JAX folds the product to a literal of no elements
+        y = jnp.zeros((0, 3)) @ jnp.ones((3, 2))
+        return x, y - y
+
+    assert autocast(fn, policy=BF16)(X)[1].shape == (0, 2)

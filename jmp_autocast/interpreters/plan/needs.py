@@ -190,7 +190,9 @@ def _is_inner(eqn: JaxprEqn) -> bool:
 def _is_quadratic(ctx: NeedContext) -> bool:
     """Whether a contraction is `(a @ p) @ a`."""
     a, b = _origins(ctx, ctx.eqn)
-    producers = [(ctx.producers.get(v), other) for v, other in ((a, b), (b, a))]
+    producers = [
+        (ctx.producers.get(v), other) for v, other in ((a, b), (b, a)) if not isinstance(v, Literal)
+    ]
     return any(
         producer is not None
         and producer.primitive.name in _CONTRACTS
