@@ -120,7 +120,7 @@ def _visit(jaxpr: AnyJaxpr, inputs: Sequence[_Origin], found: dict[str, int]) ->
             if len(held) == 1:
                 results = leaving(body, outputs, _MIXED, len(eqn.outvars))
         if name in _MOVES or reading.cast_dtype(eqn) is not None:
-            moved = {origin for origin in given if origin != _CONSTANT}
+            moved = {origin for origin in given if origin is not _CONSTANT}
             # With indices or an update as further operands, the result is a computed value.
             if len(moved) == 1:
                 results = [moved.pop()] * len(results)
@@ -130,7 +130,7 @@ def _visit(jaxpr: AnyJaxpr, inputs: Sequence[_Origin], found: dict[str, int]) ->
 
 
 def _joined(given: Iterable[_Origin]) -> _Origin:
-    roots = {origin.root for origin in given if origin != _CONSTANT}
+    roots = {origin.root for origin in given if origin is not _CONSTANT}
     return _Origin(roots.pop()) if len(roots) == 1 else _MIXED
 
 
