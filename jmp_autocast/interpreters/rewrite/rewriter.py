@@ -277,7 +277,10 @@ class Rewriter(KeepsValues):
         """Binds an equation's primitive; smaller operands are broadcast first if planned so."""
         # Other actions (`Keep`, unchanged bodies) bind the equation with its own parameters.
         action = plan.action if isinstance(plan.action, Bind) else Bind()
-        arrays = read(plan, operands)
+        arrays = [
+            x.copy(dtype or x.array.dtype) if i in action.replicates else x.read(dtype)
+            for i, (x, dtype) in enumerate(zip(operands, plan.operands, strict=True))
+        ]
         # The 16-bit operand is broadcast by hand, because the broadcast that JAX would insert has a
         # transpose that adds up in 16 bits.
         for i in action.replicates:
@@ -285,7 +288,7 @@ class Rewriter(KeepsValues):
                 full = replication(eqn, arrays)(operands[i].read(FLOAT32))
                 return [cast(full, arrays[i].dtype)]
             broadcast, is_bias = replication(eqn, arrays), i in action.biases
-            arrays[i] = operands[i].replicated(plan.operands[i], broadcast, is_bias)
+            arrays[i] = operands[i].replicated(arrays[i], broadcast, is_bias)
         if action.replicates and eqn.primitive.name in REPEATS:
             return arrays[:1]
         params = {**eqn.params, **action.params} if action.params else eqn.params

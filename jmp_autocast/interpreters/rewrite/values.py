@@ -79,18 +79,14 @@ class Value:
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
         return source_view(self.array, low) if self.source and is_rounded else low
 
-    def replicated(
-        self, dtype: np.dtype | None, broadcast: Callable[[Any], Any], is_bias: bool
-    ) -> Any:
-        """Returns the value in a compute dtype, broadcast, with a float32 derivative.
+    def replicated(self, copy: Any, broadcast: Callable[[Any], Any], is_bias: bool) -> Any:
+        """Returns the value's copy in a compute dtype, broadcast, with a float32 derivative.
 
         The transpose of a broadcast is a sum. Over 4,096 pixels, one of 16-bit cotangents stops
         growing at 256.
         """
         # The float32 broadcast has no reader but its own transpose: XLA removes it from the forward
         # pass.
-        compute_dtype = dtype or self.array.dtype
-        copy = self.copy(compute_dtype)
         low = broadcast(copy)
         # The transpose of the two casts of a bias rounds its gradient.
         full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
