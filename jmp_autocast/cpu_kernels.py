@@ -56,14 +56,19 @@ def cpu_features() -> frozenset[str]:
 
     If ``xla_cpu_max_isa`` names an instruction set without bfloat16 units, the units are left out.
     """
+    features = _features_in(_CPUINFO)
+    limits = re.findall(r"--xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
+    return features.difference(UNITS) if limits and limits[-1].upper() in _OLDER else features
+
+
+@functools.lru_cache(maxsize=8)
+def _features_in(file: pathlib.Path) -> frozenset[str]:
     try:
-        lines = _CPUINFO.read_text(encoding="ascii", errors="replace").splitlines()
+        lines = file.read_text(encoding="ascii", errors="replace").splitlines()
     except OSError:
         return frozenset()
     flags = (line for line in lines if line.startswith(("flags", "Features")))
-    features = frozenset(next(flags, "").partition(":")[2].split())
-    limits = re.findall(r"--xla_cpu_max_isa=(\w+)", os.environ.get("XLA_FLAGS", ""))
-    return features.difference(UNITS) if limits and limits[-1].upper() in _OLDER else features
+    return frozenset(next(flags, "").partition(":")[2].split())
 
 
 @functools.lru_cache(maxsize=8)

@@ -124,7 +124,7 @@ def _visit(jaxpr: AnyJaxpr, inputs: Sequence[_Origin], found: dict[str, int]) ->
             if len(held) == 1:
                 results = leaving(body, outputs, _MIXED, len(eqn.outvars))
         if name in _MOVES or reading.cast_dtype(eqn) is not None:
-            moved = {origin for origin in given if origin != _CONSTANT}
+            moved = {origin for origin in given if origin is not _CONSTANT}
             # If another operand, such as indices, comes from an input, the result is a computed
             # value.
             if len(moved) == 1:
@@ -135,7 +135,7 @@ def _visit(jaxpr: AnyJaxpr, inputs: Sequence[_Origin], found: dict[str, int]) ->
 
 
 def _joined(given: Iterable[_Origin]) -> _Origin:
-    roots = {origin.root for origin in given if origin != _CONSTANT}
+    roots = {origin.root for origin in given if origin is not _CONSTANT}
     return _Origin(roots.pop()) if len(roots) == 1 else _MIXED
 
 

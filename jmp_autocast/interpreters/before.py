@@ -187,7 +187,7 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
     names: dict[Any, Any] = {}
     eqns: list[Any] = []
     for k, eqn in enumerate(body.eqns):
-        operands = renamed(eqn.invars, names)
+        operands = renamed(eqn.invars, names) if names else eqn.invars
         if k not in calls:
             is_same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
             eqns.append(eqn if is_same else eqn.replace(invars=operands))

@@ -326,11 +326,9 @@ def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
     return first
 
 
-def relative_contexts(eqns: Sequence[JaxprEqn]) -> Hashable:
-    """Returns the settings and the name stacks of equations, without their common prefix."""
-    first, size = eqns[0], len(common_scopes(eqns))
-    found = [(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns]
-    return first.ctx if found == [(first.ctx, ())] * len(found) else tuple(found)
+def relative_contexts(eqns: Sequence[JaxprEqn], size: int) -> Hashable:
+    """Returns the settings of equations, and their name stacks without the first ``size`` entries."""
+    return tuple([(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns])
 
 
 def within_scopes(eqn: JaxprEqn, entries: Sequence[Any]) -> Any:

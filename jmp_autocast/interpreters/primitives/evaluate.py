@@ -44,17 +44,15 @@ def evaluate(
     # For each variable, the index of its last consumer; for outputs, the number of equations.
     reads = (*(eqn.invars for eqn in body.eqns), body.outvars)
     last_use = {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}
-    # Outside of `jit`, a value is an array. As in Python, its memory is free after its last use.
-    unused: list[list[Any]] = [[] for _ in range(len(body.eqns) + 1)]
-    for v, i in last_use.items():
-        unused[i].append(v)
     for i, eqn in enumerate(body.eqns):
         with context(eqn):
             # The context decides whether JAX makes 64-bit numbers of literals.
             operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
             results = step(i, eqn, operands)
-        for v in unused[i]:
-            del env[v]
+        # Outside `jit` a value is an array, and its memory is free after its last use.
+        for v in eqn.invars:
+            if not isinstance(v, Literal) and last_use[v] == i:
+                env.pop(v, None)
         for v, x in zip(eqn.outvars, results, strict=True):
             if v in last_use:
                 env[v] = x

@@ -24,7 +24,7 @@ import jax
 
 from ..compat import AnyJaxpr, JaxprEqn, body_of, consts_of, traced_variable
 from ..compat.same_rules import cells_of
-from ..primitives.structure import bodies, holds_rules, rule_of
+from ..primitives.structure import STRUCTURES, bodies, holds_rules, rule_of
 from .values import Value
 
 
@@ -74,9 +74,8 @@ class ClosedOver:
         if id(jaxpr) in seen:
             return seen[id(jaxpr)][1]
         found: set[Any] = set()
-        for eqn in body_of(jaxpr).eqns:
-            inner = [self._found(body.jaxpr, held, seen) for body in bodies(eqn)]
-            variables = set().union(*inner)
+        for eqn in (e for e in body_of(jaxpr).eqns if e.primitive.name in STRUCTURES):
+            variables = set().union(*[self._found(b.jaxpr, held, seen) for b in bodies(eqn)])
             if holds_rules(eqn):
                 key, own = rule_of(eqn)
                 self._rules[id(eqn)] = eqn, key

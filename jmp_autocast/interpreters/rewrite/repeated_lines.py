@@ -74,6 +74,7 @@ class _Occurrence(NamedTuple):
     key: Hashable
     start: int
     stop: int
+    scopes: Sequence[Any]
     operands: Sequence[Any]
     results: Sequence[Any]
     used_later: Collection[int]
@@ -110,10 +111,9 @@ def repeated_lines(
     lines: dict[Hashable, Line | None] = {}
     steps: list[EquationPlan | Line] = list(plans)
     for one in reversed(found):
-        key, start, stop = one[:3]
+        key, start, stop, scopes = one[:4]
         if (counts[key] - 1) * (stop - start - 1) < _LEAST:
             continue
-        scopes = common_scopes(eqns[start:stop])
         if key not in lines:
             lines[key] = _line(one, eqns[start:stop], plans[start:stop], len(scopes))
         if (line := lines[key]) is not None:
@@ -171,8 +171,8 @@ def _parts(
     last: Mapping[Any, int],
     moved: Mapping[Any, int],
     often: frozenset[Any],
-) -> tuple[list[Hashable], list[Any], list[Any], list[int]]:
-    """Returns an occurrence's key without plans, its operands, its results and `used_later`.
+) -> tuple[list[Hashable], Sequence[Any], list[Any], list[Any], list[int]]:
+    """Returns an occurrence's key without plans, its scopes, operands, results and `used_later`.
 
     ``used_later`` holds the positions of the operands that equations after the line consume.
     """
@@ -180,7 +180,8 @@ def _parts(
     operands: list[Any] = []
     results: list[Any] = []
     used_later: list[int] = []
-    parts: list[Hashable] = [relative_contexts(window)]
+    scopes = common_scopes(window)
+    parts: list[Hashable] = [relative_contexts(window, len(scopes))]
     for eqn in window:
         for v in eqn.invars:
             if isinstance(v, Literal):
@@ -198,7 +199,7 @@ def _parts(
             is_used = last.get(v, -1) >= stop
             results += [v] * is_used
             parts.append((is_used, v in often))
-    return parts, operands, results, used_later
+    return parts, scopes, operands, results, used_later
 
 
 def _period(keys: Sequence[Any]) -> int:

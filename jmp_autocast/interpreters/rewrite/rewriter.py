@@ -282,7 +282,10 @@ class Rewriter(KeepsValues):
         """Binds an equation's primitive, after it broadcasts the operands that the plan names."""
         # Other actions (`Keep`, unchanged bodies) bind the equation with its own parameters.
         action = plan.action if isinstance(plan.action, Bind) else Bind()
-        arrays = read(plan, operands)
+        arrays = [
+            x.copy(dtype or x.array.dtype) if i in action.replicates else x.read(dtype)
+            for i, (x, dtype) in enumerate(zip(operands, plan.operands, strict=True))
+        ]
         # These 16-bit operands are broadcast here, because the transpose of the broadcast that JAX
         # would insert adds up in 16 bits.
         for i in action.replicates:
@@ -290,7 +293,7 @@ class Rewriter(KeepsValues):
                 full = replication(eqn, arrays)(operands[i].read(FLOAT32))
                 return [cast(full, arrays[i].dtype)]
             broadcast, is_bias = replication(eqn, arrays), i in action.biases
-            arrays[i] = operands[i].replicated(plan.operands[i], broadcast, is_bias)
+            arrays[i] = operands[i].replicated(arrays[i], broadcast, is_bias)
         if action.replicates and eqn.primitive.name in REPEATS:
             return arrays[:1]
         params = {**eqn.params, **action.params} if action.params else eqn.params

@@ -79,18 +79,14 @@ class Value:
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
         return source_view(self.array, low) if self.source and is_rounded else low
 
-    def replicated(
-        self, dtype: np.dtype | None, broadcast: Callable[[Any], Any], is_bias: bool
-    ) -> Any:
-        """Returns the value, broadcast in a compute dtype, with a float32 derivative.
+    def replicated(self, copy: Any, broadcast: Callable[[Any], Any], is_bias: bool) -> Any:
+        """Returns the value's copy in a compute dtype, broadcast, with a float32 derivative.
 
         The transpose of a broadcast is a sum. Over 4,096 pixels, a sum of 16-bit cotangents stops
         growing at 256.
         """
         # Only the transpose of the float32 broadcast needs it: XLA removes it from the forward
         # pass.
-        compute_dtype = dtype or self.array.dtype
-        copy = self.copy(compute_dtype)
         low = broadcast(copy)
         # A bias is cast to 16 bits and back, so that the transpose rounds its gradient.
         full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
