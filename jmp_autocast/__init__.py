@@ -74,7 +74,7 @@ __all__ = [
     "tune",
 ]
 
-_ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
+_PACKAGES = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 
 
 def __getattr__(name: str) -> Any:
@@ -92,4 +92,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_ROOMS, "__version__"})
+    return sorted({*__all__, *_PACKAGES, "__version__"})

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from ...autocast import Autocast, kind_of
 from ...call.options import autocast_options
 from ...call.wrapping import wrapper_of
-from ...interpreters import Plan, Planner, Want
+from ...interpreters import Plan, Planner, Request
 from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr
 from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy
@@ -107,8 +107,8 @@ def _derivative_rules(
         planner = Planner(
             policy, all_paths=True, default_precision=planned.planner.default_precision
         )
-        wants = [Want(dtype=state.dtype) for state in planned.plan.outputs]
-        plan = planner.plan_program(planned.closed, planned.plan.inputs, wants)
+        requests = [Request(dtype=state.dtype) for state in planned.plan.outputs]
+        plan = planner.plan_program(planned.closed, planned.plan.inputs, requests)
         planned = dataclasses.replace(planned, planner=planner, plan=plan)
         outputs = planned.rewritten(*planned.call.arrays, planned=plans.append)
         return planned.call.unflatten(outputs)
