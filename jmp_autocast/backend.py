@@ -17,12 +17,11 @@ EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
 
 
-# The dtypes that matrix units multiply; "blocks" are MXFP8 and NVFP4. A row of `_NVIDIA` applies to
-# GPUs of at least its compute capability, and the newest row comes first. A row of `_AMD` or `_TPU`
-# applies if one of its prefixes starts the GPU's capability or the TPU's name.
+# The dtypes that matrix units multiply. A row of `_NVIDIA` applies to GPUs of at least its compute
+# capability, and the newest row comes first. A row of `_AMD` or `_TPU` applies if one of its prefixes
+# starts the GPU's capability or the TPU's name.
 _NVIDIA: tuple[tuple[float, tuple[str, ...]], ...] = (
-    (10.0, ("bfloat16", "float16", "float8", "blocks")),  # Blackwell
-    (8.9, ("bfloat16", "float16", "float8")),  # Ada, Hopper
+    (8.9, ("bfloat16", "float16", "float8")),  # Ada, Hopper, Blackwell
     (8.0, ("bfloat16", "float16")),  # Ampere
     (7.0, ("float16",)),  # V100, T4
     (0.0, ()),

@@ -105,7 +105,7 @@ def measured_equations(jaxpr: AnyJaxpr, around: Around = OUTSIDE) -> Iterator[Me
 
 def described(eqn: JaxprEqn, around: Around) -> MeasuredEquation:
     """Returns an equation as plain data."""
-    avals = [v.aval for v in eqn.outvars if is_measurable(v.aval)]
+    avals: list[Any] = [v.aval for v in eqn.outvars if is_measurable(v.aval)]
     return MeasuredEquation(
         scope="/".join(around.names),
         source=around.source,
