@@ -18,8 +18,8 @@ _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
 
 
 # The dtypes that matrix units multiply. A row of `_NVIDIA` applies to GPUs of at least its compute
-# capability, and the newest row comes first. A row of `_AMD` or `_TPU` applies if one of its prefixes
-# starts the GPU's capability or the TPU's name.
+# capability, and the newest row comes first. A row of `_AMD` or `_TPU` applies if one of its
+# prefixes starts the GPU's capability or the TPU's name.
 _NVIDIA: tuple[tuple[float, tuple[str, ...]], ...] = (
     (8.9, ("bfloat16", "float16", "float8")),  # Ada, Hopper, Blackwell
     (8.0, ("bfloat16", "float16")),  # Ampere
