@@ -15,7 +15,7 @@ import pytest
 
 from jmp_autocast.call import arguments
 from jmp_autocast.interpreters import compat
-from jmp_autocast.interpreters.plan import consumers, equation, loops, needs
+from jmp_autocast.interpreters.plan import consumers, equation, needs
 from jmp_autocast.interpreters.plan.data import Source
 from jmp_autocast.interpreters.plan.needs import Need
 from jmp_autocast.interpreters.primitives import reading
@@ -58,7 +58,6 @@ def _calls_know_no_needs(patch: pytest.MonkeyPatch) -> None:
 
 def _needs_do_not_go_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(needs, "read_by_the_next", lambda body, reads: {})
-    patch.setattr(loops, "_with_next_step", lambda request, read: request)
 
 
 def _first_argument(paths: Sequence[str], known: Any, traced: Any) -> list[Source]:
