@@ -1,4 +1,4 @@
-"""The equations of a program that are measured: those that can create new values."""
+"""The measured equations of a program: those without bodies whose results are new float values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...interpreters.primitives.structure import Body, bodies, is_call
 from ...interpreters.primitives.traits import having
 from ...scopes import read_mark
 
-# Each result element of these primitives is an element of an operand, so that they create no fault.
-# They are not measured, which saves compile time: most of the time of `check_numerics`.
+# Each result element of these primitives is an element of an operand, so they cannot create a
+# fault. They are not measured, which saves compile time, the largest cost of `check_numerics`.
 _SAME_VALUES = having("same")
 
 
@@ -30,7 +30,7 @@ class MeasuredEquation:
         source: The user's source line.
         primitive: The primitive's name.
         inside: The loops, branches and device maps around it, outermost first.
-        backward: It belongs to a backward pass that JAX created.
+        backward: Whether the equation belongs to a backward pass that JAX created.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result.
     """
@@ -47,20 +47,23 @@ class MeasuredEquation:
 def each_reading(
     equations: Iterable[MeasuredEquation], readings: Any
 ) -> Iterator[tuple[MeasuredEquation, Any]]:
-    """Yields each equation with its reading as Python numbers, from arrays over equations."""
+    """Yields each equation with its reading as Python numbers.
+
+    Each array in ``readings`` has an element per equation.
+    """
     for i, equation in enumerate(equations):
         yield equation, jax.tree.map(lambda x, i=i: x[i].item(), readings)
 
 
 @dataclasses.dataclass(frozen=True)
 class Around:
-    """The surroundings of an equation, on a walk into a program.
+    """The scopes, loops and source line around an equation.
 
     Args:
         names: The scopes.
         inside: The loops, branches and device maps, outermost first.
         loops: The lengths of the loops.
-        backward: It is part of a backward pass.
+        backward: Whether the equation is part of a backward pass.
         source: The source line.
     """
 
@@ -71,13 +74,14 @@ class Around:
     source: str = ""
 
     def at(self, eqn: JaxprEqn) -> Around:
-        """Returns this with an equation's own scopes and line."""
+        """Returns the surroundings with an equation's own scopes and source line added."""
         return dataclasses.replace(
             self,
             names=(*self.names, *user_scopes(eqn)),
-            # JAX marks the name stack of a transposed call, and not those of the equations inside.
+            # JAX marks the name stack of a transposed call, but not of the equations inside it.
             backward=self.backward or "transpose(" in name_stack(eqn),
-            # Equations inside JAX's own functions, such as `jnp.var`, have no line of the user.
+            # An equation inside a function of JAX, such as `jnp.var`, has no source line in the
+            # user's code, and gets the line of the call around it.
             source=compat.source_line(eqn) or self.source,
         )
 
@@ -104,12 +108,12 @@ def measured_equations(jaxpr: AnyJaxpr, around: Around = OUTSIDE) -> Iterator[Me
 
 
 def described(eqn: JaxprEqn, results: Sequence[Any], around: Around) -> MeasuredEquation:
-    """Returns an equation with some of its results as plain data."""
+    """Returns an equation as plain data, with the shapes and dtypes of ``results``."""
     avals = [v.aval for v in results if is_measurable(v.aval)]
     return MeasuredEquation(
         scope="/".join(around.names),
         source=around.source,
-        # Users know the contraction inside our own primitive `accumulate`.
+        # `accumulate` is a primitive of this package: users know the contraction inside it.
         primitive=(contraction_in(eqn) or eqn).primitive.name,
         inside=around.inside,
         backward=around.backward,
@@ -129,7 +133,7 @@ def user_names(scope: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_measured(eqn: JaxprEqn) -> bool:
-    """True for an equation that is measured itself."""
+    """True for an equation that is measured."""
     if bodies(eqn) or eqn.primitive.name in _SAME_VALUES:
         return False
     return any(is_measurable(v.aval) for v in eqn.outvars)
@@ -145,22 +149,22 @@ def largest_element(x: Any) -> Any:
 
 
 def is_measurable(aval: Any) -> bool:
-    """True for non-empty float or complex arrays without partial sums left to add over devices."""
+    """True for non-empty float or complex arrays that are not `unreduced` over devices."""
     # Integers do not round, and are never infinite.
     is_array = compat.is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)
     if not is_array or 0 in aval.shape:
         return False
-    # XLA of JAX 0.10.2 sums an unreduced carry of a loop more than once if an equation in between
-    # reads it (error 0.96).
+    # If an equation reads an unreduced carry of a loop, XLA of JAX 0.10.2 sums the carry over the
+    # devices more than once (error 0.96).
     return not compat.is_unreduced(aval)
 
 
 def is_differentiable(aval: Any) -> bool:
-    """True for measurable arrays of real floats: each may have a cotangent."""
+    """True for measurable arrays of real floats, which may have cotangents."""
     return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 def as_real(x: Any) -> Any:
-    """Returns complex numbers as twice as many real ones."""
+    """Returns complex numbers as their real and imaginary parts, real numbers as they are."""
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
     return jnp.stack([jnp.real(x), jnp.imag(x)]) if is_complex else x
