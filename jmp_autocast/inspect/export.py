@@ -26,8 +26,8 @@ Item = TypeVar("Item")
 class Exported:
     """A dataclass that can be written as plain data and as JSON.
 
-    It writes the properties named in ``_computed``, and all fields except those with the metadata
-    ``NOT_EXPORTED``.
+    The written data are the properties named in ``_computed``, and all fields except those with the
+    metadata ``NOT_EXPORTED``.
     """
 
     _computed: ClassVar[tuple[str, ...]] = ()

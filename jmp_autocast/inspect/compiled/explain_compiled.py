@@ -123,7 +123,7 @@ def _of_executable(compiled: jax.stages.Compiled) -> _Compiled:
 
 
 def platform_of(text: str) -> str:
-    """Returns the platform of a compiled module: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``""``."""
+    """Returns the platform of a compiled module, or ``""`` if it is unknown."""
     return next((name for name, mark in _PLATFORMS if mark.search(text)), "")
 
 

@@ -66,7 +66,7 @@ def _name(scope: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _frames(header: str) -> dict[str, str]:
-    """Returns the source line of each stack frame, from the tables that JAX 0.12 writes first."""
+    """Returns the source line of each stack frame, from tables that JAX 0.12 adds to the header."""
     tables: dict[str, dict[str, str]] = {}
     current: dict[str, str] = {}
     for line in header.splitlines():

@@ -149,7 +149,7 @@ def _window(attributes: str, rank: int) -> list[tuple[int, ...]]:
 
 
 def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
-    """Returns the FLOPs of a cuDNN convolution; its two gradients have as many."""
+    """Returns the FLOPs of a cuDNN convolution, or of a gradient of one, which has as many."""
     # The operands are (input, kernel), (output gradient, kernel) or (input, output gradient).
     # dim_labels are always those of the forward convolution: input_kernel->output.
     output_labels = (instruction.attribute("dim_labels") or "").partition("->")[2]

@@ -132,7 +132,9 @@ class CompiledReport(Exported):
 
     @property
     def cycles(self) -> int | None:
-        """The cycles that the TPU compiler estimates, without asynchronous copies; else None.
+        """The cycles that the TPU compiler estimates; None on other devices.
+
+        Asynchronous copies have no estimate.
 
         Example:
             >>> import jax.numpy as jnp
@@ -307,7 +309,7 @@ class CompiledReport(Exported):
 def dtypes_of(product: CompiledProduct) -> str:
     """Returns the dtypes of a product, such as ``"bfloat16 -> float32"``.
 
-    A 16-bit accumulator is named, too.
+    If the accumulator has 16 bits, the text ends in "(sums too)".
     """
     text = f"{' x '.join(dict.fromkeys(product.operands))} -> {product.result}"
     text = f"conv {text}" if product.kind == "convolution" else text
@@ -336,7 +338,7 @@ def _beside(
 ) -> list[str]:
     """Returns a table with a row of numbers for each name.
 
-    If ``other`` is given, a row also has its first number there, and the ratio of both.
+    If ``other`` is given, a row also has the first number of that program, and the ratio of both.
     """
     none = (None,) * len(titles)
     columns = dict.fromkeys(titles, f">{width}")

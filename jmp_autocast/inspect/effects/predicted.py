@@ -75,7 +75,8 @@ class Pass:
         found = {}
         for operation, (change, square, lost, off, size) in sums.items():
             if size:
-                # Rounding changes a cotangent by half of its size only if it leaves the range.
+                # Rounding only changes a cotangent by half of its size if it underflows or
+                # overflows.
                 in_range = not lost and not (self.gradients and off > size / 2)
                 spread = math.sqrt(square)
                 found[operation] = Effect(change if self.has_loss else spread, spread, in_range)

@@ -1,7 +1,7 @@
 """Finds the sites of a program: the equations whose rounding changes its results.
 
 A site computes new values from a differentiable value, so that a cotangent reaches its results. The
-bodies of calls, loops, branches, checkpoints and device maps have sites of their own. A kernel or a
+bodies of calls, loops, branches, checkpoints and `shard_map` have sites of their own. A kernel or a
 function with a custom derivative rule is one site for all operations inside, because JAX creates no
 cotangents for these.
 """

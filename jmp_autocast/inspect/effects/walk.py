@@ -181,8 +181,8 @@ def _lowered(
 ) -> list[Any]:
     """Returns the results of an equation in a dtype, given its float32 results.
 
-    The operands of a product are rounded, too; it accumulates in float32 as matrix units do. The
-    operands of other equations are not: their rounding counts at their producers.
+    The operands of a product are rounded, too, and the product accumulates in float32 as matrix
+    units do. The operands of other equations are not rounded: that counts at their producers.
     """
     if _is_product(eqn):
         results = bound(eqn, [_rounded(x, dtype) for x in operands])
@@ -210,7 +210,7 @@ def _after(number: Any, arrays: Sequence[Any]) -> list[Any]:
 def _numbers(exact: Any, low: Any, cotangent: Any, low_cotangent: Any) -> Any:
     x, y, c, d = (each.astype(jnp.float32) for each in (exact, low, cotangent, low_cotangent))
     lost = jnp.isfinite(x) & ~jnp.isfinite(y)
-    # A change to infinity has no first order: `lost` counts such elements instead.
+    # There is no first-order change from or to an infinity: `lost` counts overflows instead.
     part = jnp.where(jnp.isfinite(x) & jnp.isfinite(y), (y - x) * c, 0.0)
     known = jnp.isfinite(c)
     off, size = (jnp.where(known, jnp.abs(each), 0.0) for each in (d - c, c))

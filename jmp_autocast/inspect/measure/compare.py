@@ -55,7 +55,7 @@ def compare(
     earlier equations. The float32 program selects the branch of a ``cond`` and ends a ``while``.
 
     Each equation is compiled by itself, and equal equations are compiled once, so a model of many
-    equal layers takes hardly longer than one of few. Loops, branches and device maps are compiled
+    equal layers takes hardly longer than one of few. Loops, branches and ``shard_map`` are compiled
     as a whole, and so are the two backward passes.
 
     Args:

@@ -57,7 +57,7 @@ def on_device(x: Any) -> Any:
         return x
     try:
         is_other = not compat.is_array_aval(jax.typeof(x))
-    except TypeError:  # it is no JAX value yet
+    except TypeError:  # `x` has no JAX type until it is converted
         is_other = False
     return x if is_other else jnp.asarray(x)
 

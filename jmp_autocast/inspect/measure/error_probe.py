@@ -59,8 +59,8 @@ class ErrorReading(NamedTuple):
         cosine: The cosine of the angle.
         lost: The number of elements that are no longer finite.
         largest: The largest magnitude of the reference.
-        introduced: The error of the equation alone, which then runs on the float32 program's
-            operands, rounded to the dtypes of its operands in the mixed program.
+        introduced: The error of the equation alone: that of its result on the float32 program's
+            operands, rounded to the dtypes of the mixed program's operands.
         introduced_lost: The number of elements that the equation alone makes infinite or NaN.
         runs: How often the equation ran.
         computed: The dtype in the mixed program, as a position in `COMPUTED`.
@@ -142,7 +142,7 @@ def worst_of(errors: Iterable[float]) -> float:
 
 
 def largest_difference(reference: Any, result: Any) -> Any:
-    """Returns the largest difference between two elements of arrays of one shape."""
+    """Returns the largest absolute difference between the elements of two arrays."""
     a, b = _wide(reference, result)
     # Both arrays may have an infinity, as in a mask; the difference of infinities is NaN.
     return largest_element(jnp.where(a == b, 0.0, jnp.abs(a - b)))
@@ -192,7 +192,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
 
 @jax.jit
 def _worst(one: _Sums, other: _Sums) -> _Sums:
-    # The error and the cosine are those of one result, and `largest` is that of all results.
+    # All sums are those of the result with the larger error, except `largest`.
     worse = _error(other) > _error(one)
     picked = jax.tree.map(lambda a, b: jnp.where(worse, b, a), one, other)
     return picked._replace(largest=jnp.maximum(one.largest, other.largest))

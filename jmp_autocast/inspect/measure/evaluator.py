@@ -90,7 +90,7 @@ class Evaluator:
     def _measure(
         self, jaxpr: AnyJaxpr, programs: Programs, args: Sequence[Arrays], tick: Any
     ) -> Evaluated:
-        """Runs a program, or the body of a loop, branch or device map, that starts at a tick."""
+        """Runs a program, or the body of a loop, branch or `shard_map`, that starts at a tick."""
         recorder = Recorder(self._probe, tick)
         outputs = self._run(jaxpr, programs, self._given(args), recorder)
         recorder.settle()
@@ -99,7 +99,7 @@ class Evaluator:
     def _run(
         self, jaxpr: AnyJaxpr, programs: Programs, args: list[Values], recorder: Recorder
     ) -> list[Values]:
-        """Runs a jaxpr, open or closed, and returns its outputs in the dtypes of its call."""
+        """Runs a jaxpr, and returns its outputs in the dtypes that its caller expects."""
 
         def known(arrays: Iterable[Any]) -> list[Values]:
             return self._given((x,) * len(programs) for x in arrays)
@@ -122,7 +122,7 @@ class Evaluator:
         return each(programs, Program.outputs, outputs)
 
     def _given(self, arrays: Iterable[Arrays]) -> list[Values]:
-        """Returns values that are no results of measured equations of this jaxpr."""
+        """Wraps arrays that are no results of measured equations of this jaxpr as `Values`."""
         # The flags are those of the first program, whose control flow the other programs follow.
         return [Values(x, frozenset((self._flags(x[0]),))) for x in arrays]
 

@@ -29,7 +29,7 @@ class MeasuredEquation:
         scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
         source: The user's source line.
         primitive: The primitive's name.
-        inside: The loops, branches and device maps around it, outermost first.
+        inside: The loops, branches and ``shard_map`` around it, outermost first.
         backward: Whether the equation belongs to a backward pass that JAX created.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result.
@@ -61,7 +61,7 @@ class Around:
 
     Args:
         names: The scopes.
-        inside: The loops, branches and device maps, outermost first.
+        inside: The loops, branches and ``shard_map``, outermost first.
         loops: The lengths of the loops.
         backward: Whether the equation is part of a backward pass.
         source: The source line.
@@ -140,7 +140,7 @@ def is_measured(eqn: JaxprEqn) -> bool:
 
 
 def largest_element(x: Any) -> Any:
-    """Returns the largest element of an array, NaN if one is NaN.
+    """Returns the largest element of an array, NaN if any element is NaN.
 
     The maximum of XLA:CPU drops a NaN among about 4,096 float32 numbers or more (JAX 0.10.2 to
     0.12.0.1).

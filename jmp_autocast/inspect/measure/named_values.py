@@ -1,8 +1,8 @@
 """Compares the values of the same name in two different programs.
 
-A name is given by ``jax.ad_checkpoint.checkpoint_name``, or is a ``jax.named_scope``, whose value
-is the last one computed in it: the output of a module. Values in loops and branches have no names,
-because a loop over tokens computes a value per iteration.
+``jax.ad_checkpoint.checkpoint_name`` names a value. The last value computed in a
+``jax.named_scope``, such as the output of a module, has the name of the scope. Values in loops and
+branches have no names, because a loop over tokens computes a value per iteration.
 """
 
 from __future__ import annotations
@@ -68,8 +68,9 @@ class ProgramComparison(Exported):
     Args:
         name: The first function's name; ``"arrays"`` for a dict of arrays.
         against: The second function's name.
-        values: The named values that both programs have in equal shapes, in the first one's order.
-        outputs: The outputs that both programs return in equal shapes, by position.
+        values: The errors of named values with equal shapes in both programs, in the order of the
+            first program.
+        outputs: The errors of outputs with equal shapes in both programs, by position.
         unmatched: The names that only one program has, or whose values have different shapes.
 
     Example:
@@ -215,7 +216,7 @@ _FIX = "Write compare({'layer_0': x}, against={'layer_0': y})."
 
 
 def _errors(one: Mapping[str, Any], two: Mapping[str, Any]) -> Traced:
-    """Returns errors, names and dtypes of equal shapes, and the unmatched names."""
+    """Returns errors, names and dtypes of values with equal shapes, and the unmatched names."""
     errors, dtypes, unmatched = [], [], []
     for name in dict.fromkeys([*one, *two]):
         x, y = one.get(name), two.get(name)

@@ -88,7 +88,8 @@ class NumericsProbe(Probe):
 
     Args:
         overflow: Whether a value out of the range of float16 is a fault, too.
-        ranges: Whether to count more than NaNs and infinities, which compiles twice as long.
+        ranges: Whether to count more than NaNs and infinities, which takes XLA twice as long to
+            compile.
     """
 
     has_flags = True
@@ -118,14 +119,14 @@ class NumericsProbe(Probe):
         if isinstance(array, jax.Array) and not isinstance(array, Tracer):
             # The jitted `_counts` is not compiled again if it has measured an equal aval before.
             return self.flags_made(jax.device_get(_counts(array, self._ranges)))
-        # NumPy reduces its own arrays, without a compilation.
+        # NumPy arrays are reduced by NumPy, without a compilation.
         numpy = jnp if isinstance(array, jax.Array) else np
         array = readable(array) if isinstance(array, jax.Array) else array
         # `max` would not do: on XLA:CPU it drops a NaN among many float32 numbers.
         return _flags(numpy.isnan(array).any(), numpy.isinf(array).any())
 
     def passes_on(self, arguments: Iterable[Any], results: Iterable[Any]) -> Any:
-        """Returns whether results hold a NaN, or an infinity, and arguments hold one as well.
+        """Returns whether a NaN or infinity of an argument may have reached a result.
 
         An infinity counts only in a scalar result: an array may be masked with infinities.
         """
@@ -244,7 +245,7 @@ def _bits_of(number: Any, whole: Any) -> Any:
 
 
 def _single_bits(bits: Any) -> Any:
-    """Returns bits as those of a float32; a float64 is clipped to the range of float32."""
+    """Converts the bits of a magnitude to float32; a float64 is clipped to its range."""
     if bits.dtype == jnp.uint32:
         return bits
     ends = jnp.finfo(jnp.float32)

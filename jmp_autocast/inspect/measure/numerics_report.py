@@ -35,7 +35,7 @@ class NumericsRow(MeasuredEquation):
         scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
         source: The user's source line.
         primitive: The primitive's name.
-        inside: The loops, branches and device maps around it, outermost first.
+        inside: The loops, branches and ``shard_map`` around it, outermost first.
         backward: Whether the equation belongs to a backward pass that JAX created.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result.

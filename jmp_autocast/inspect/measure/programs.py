@@ -60,7 +60,7 @@ def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
 
 def _value(x: Any, state: ValueState | None = None) -> Value | Scalar:
     """Returns an operand for the rewriter; an array gets the facts in ``state``."""
-    # Unlike an array, the rewriter casts a number at trace time.
+    # The rewriter casts a number at trace time, and an array at run time.
     if isinstance(x, bool | int | float | complex | np.generic):
         return Scalar(x)
     facts = {"known": state.known_value, "const_range": state.const_range} if state else {}
@@ -80,7 +80,7 @@ class Values(NamedTuple):
 
     Args:
         arrays: The value in each program.
-        flags: The flags of the value, which are those of all functions in the set together.
+        flags: Functions that together return the flags of the value.
     """
 
     arrays: Arrays
@@ -88,7 +88,7 @@ class Values(NamedTuple):
 
 
 def flags_of(values: Iterable[Values]) -> frozenset[Flags]:
-    """Returns the flags of a value that consists of elements of ``values``."""
+    """Returns the flags of all ``values`` together."""
     return frozenset().union(*(value.flags for value in values))
 
 

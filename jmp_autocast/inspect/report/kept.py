@@ -231,7 +231,7 @@ def _of_equation(eqn: JaxprEqn, given: Sequence[_Kind]) -> _Kind:
     if all(kind is _Kind.CONST for kind in given) and not eqn.effects:
         return _Kind.CONST
     if eqn.primitive.name in _ZEROS:
-        return _Kind.CONST  # XLA does not store them
+        return _Kind.CONST  # XLA does not store zeros
     arrays = given[:1] if eqn.primitive.name in _FIRST else given
     moved = eqn.primitive.name in _MOVES and _Kind.OTHER not in arrays
     return _Kind.PARAM if moved else _Kind.OTHER

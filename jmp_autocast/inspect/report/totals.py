@@ -43,9 +43,10 @@ class Totals:
             copies of parameters do. XLA may keep less: it merges equal arrays and recomputes cheap
             ones. None for a program that contains a backward pass, or that JAX cannot
             differentiate.
-        float32_residual_nbytes: The bytes of the residuals in float32; None as above.
+        float32_residual_nbytes: The bytes of the residuals in float32; None if ``residual_nbytes``
+            is None.
         declared_residual_nbytes: The bytes of the residuals of the program as it is written, in
-            float32. None as above, and with `keep_less`.
+            float32. None if ``residual_nbytes`` is None, or with `keep_less`.
         residual_error: The error of JAX if it cannot differentiate the program, else ``""``.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that match no equation.
@@ -83,7 +84,7 @@ class Totals:
 
     @property
     def float8_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 8-bit operands; 0 without any FLOPs.
+        """The share of matmul and convolution FLOPs on 8-bit operands; 0 without a matmul.
 
         Example:
             >>> import jax.numpy as jnp
@@ -100,7 +101,7 @@ class Totals:
 
     @property
     def low_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 16- or 8-bit operands; 1 without any FLOPs.
+        """The share of matmul and convolution FLOPs on 16- or 8-bit operands; 1 without a matmul.
 
         Example:
             >>> import jax.numpy as jnp

@@ -99,8 +99,8 @@ def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
 
 def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -> list[list[Any]]:
     """Returns the float results of a function for each batch, with gradients as in `arrays_of`."""
-    # Compiled, as users run their programs, but XLA must not remove roundings: a value may overflow
-    # in a removed one on another device.
+    # Compiled, as users run their programs, but XLA must not remove a rounding: on a device that
+    # computes in 16 bits the value may overflow there.
     run = jax.jit(arrays_of(fn, argnums), static_argnums=0, compiler_options=EVERY_ROUNDING)
     results = [run(batch.signature, *batch.arrays) for batch in batches]
     return [[x for x in each if jnp.issubdtype(x.dtype, jnp.inexact)] for each in results]

@@ -80,7 +80,7 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
     added = []
     for candidate in candidates:
         default = DEFAULT_RULES.get(candidate.primitive)
-        # If the default rule of the primitive keeps float32, it may also set a dtype parameter.
+        # A default rule that keeps float32 is used as it is: it may also set a dtype parameter.
         rule = CastPolicy.FP32
         if isinstance(default, CastPolicy) and default in FULL_POLICIES:
             rule = default

@@ -2,7 +2,7 @@
 
 The search knows nothing of programs: it calls a test that decides whether a set of candidates
 passes. The returned set has passed the test. If the search ends within its limit of runs, and all
-supersets of a passing set pass, no candidate can be removed from the returned set.
+supersets of a passing set pass, the returned set would fail without any one of its candidates.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def find_needed(
         test = lambda n, known=known: passes(known | {*order[:n]})  # noqa: E731
         size = _shortest(end, guess, 1 if trusted else end, test, may_run)
         trusted = trusted and size <= 2 * guess + 1
-        # If the predictions hold, all candidates of this prefix are needed. They do not cover
-        # values out of range, which may be harmless.
+        # If the predictions hold, all candidates of this prefix are needed. For values out of range
+        # there is no prediction: they may be harmless.
         if found and size == end and trusted and math.isfinite(sizes[order[0]]):
             break
         end = size
