@@ -104,7 +104,7 @@ class ErrorProbe(Probe):
         return functools.reduce(_worst, sums), functools.reduce(_worst, own), codes[0]
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> ErrorReading:
-        """Returns the readings of equations that have each run once."""
+        """Turns the measurements of equations, one run of each, into readings."""
         sums, own, code = measured
         of_result = _distance(sums), (_error(own), own.lost, jnp.ones_like(ticks), code)
         return ErrorReading(*jax.tree.leaves(of_result))

@@ -142,7 +142,7 @@ class NumericsProbe(Probe):
         return _flags(measured.nan > 0, measured.inf > 0)
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> Reading:
-        """Returns the readings of equations that have each run once."""
+        """Turns the measurements of equations, one run of each, into readings."""
         counts, nan, inf = measured, held & _NAN > 0, held & _INF > 0
         # A NaN in an operand excuses NaNs and infinities in the results. An infinity in an operand
         # excuses only infinities: inf - inf is a NaN, and a fault.

@@ -61,7 +61,7 @@ class Probe(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, measured: Any, held: Any, ticks: Any) -> Any:
-        """Returns the readings of equations that have each run once.
+        """Turns the measurements of equations, one run of each, into readings.
 
         Args:
             measured: The measurements, an element per equation.
