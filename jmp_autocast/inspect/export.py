@@ -102,8 +102,7 @@ def cut(text: str, width: int = WIDTH) -> str:
 def located(*words: str, source: str) -> str:
     """Joins words, such as a primitive and its scope, and a source line without its folders.
 
-    Empty words are left out. The folders are left out because paths of installed packages are
-    longer than a line of text.
+    Empty words are left out. Paths of installed packages are longer than a line of text.
 
     Example:
         >>> located("dot_general", "", "mlp", source="/lib/python3.13/flax/linear.py:8:4 (f)")
@@ -184,7 +183,7 @@ def rest(items: Sequence[Any], shown: int | None, more: str = "more") -> list[st
 def _line(cells: Sequence[Any] | Mapping[str, str], formats: Sequence[str]) -> str:
     text, before = "", formats[0]
     for cell, spec in zip(cells, formats, strict=True):
-        if text:  # between a right-aligned number and text, one space is hard to see
+        if text:  # one space after a right-aligned number is hard to see
             text += "  " if before.startswith(">") and not spec.startswith(">") else " "
         is_text = isinstance(cell, str) and spec.isdigit()
         text += format(cut(cell, int(spec)) if is_text else cell, spec)

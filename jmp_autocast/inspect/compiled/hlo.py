@@ -97,8 +97,7 @@ class Instruction:
         shapes: The shape of the result; several for a tuple.
         operands: The names of the operands.
         attributes: The rest of the line, after the closing bracket of the operands.
-        inside: The text in the brackets of the operands: the value of a constant, or the number of
-            a parameter.
+        inside: The text in the brackets of the operands, such as the value of a constant.
         is_root: Whether the computation returns the result.
     """
 

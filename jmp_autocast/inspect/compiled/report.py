@@ -264,10 +264,7 @@ class CompiledReport(Exported):
         return {name: (total,) for name, total in totals.items()}
 
     def _layers(self) -> dict[str, tuple[int, ...]]:
-        """Returns the cycles of each scope, in total and by kind, the largest first.
-
-        Scopes that differ only in numbers, such as layers, are merged.
-        """
+        """Returns total cycles and cycles by kind of each scope; equal layers are one scope."""
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         for scope, cycles in self.cycles_by_scope().items():
             counts[_without_numbers(scope) or "(no scope)"].update(cycles)
@@ -307,10 +304,7 @@ class CompiledReport(Exported):
 
 
 def dtypes_of(product: CompiledProduct) -> str:
-    """Returns the dtypes of a product, such as ``"bfloat16 -> float32"``.
-
-    If the accumulator has 16 bits, the text ends in "(sums too)".
-    """
+    """Returns the dtypes of a product as a short text, with the accumulator if it has 16 bits."""
     text = f"{' x '.join(dict.fromkeys(product.operands))} -> {product.result}"
     text = f"conv {text}" if product.kind == "convolution" else text
     return f"{text} (sums too)" if product.sums in ("bfloat16", "float16") else text
@@ -336,10 +330,7 @@ def _beside(
     name_title: str,
     width: int,
 ) -> list[str]:
-    """Returns a table with a row of numbers for each name.
-
-    If ``other`` is given, a row also has the first number of that program, and the ratio of both.
-    """
+    """Returns a table of numbers by name; with ``other``, also its first number and the ratio."""
     none = (None,) * len(titles)
     columns = dict.fromkeys(titles, f">{width}")
     if other is not None:

@@ -75,8 +75,7 @@ class Pass:
         found = {}
         for operation, (change, square, lost, off, size) in sums.items():
             if size:
-                # Rounding only changes a cotangent by half of its size if it underflows or
-                # overflows.
+                # Only underflow or overflow changes a cotangent by half of its size.
                 in_range = not lost and not (self.gradients and off > size / 2)
                 spread = math.sqrt(square)
                 found[operation] = Effect(change if self.has_loss else spread, spread, in_range)
@@ -97,8 +96,7 @@ def pass_of(
         arrays: Its arguments.
         operations: The operations to measure.
         dtype: The dtype that they are rounded to.
-        gradients: Whether cotangents must be in the range of ``dtype``. If so, a scalar first
-            result is a loss, even if other float results follow.
+        gradients: Whether cotangents count. If so, a scalar first result is always the loss.
     """
     closed = fresh_make_jaxpr(fn, *arrays)
     avals = [aval_of(v) for v in body_of(closed).outvars]

@@ -1,10 +1,9 @@
 """Runs a program, and measures in its backward pass how rounding each site changes a scalar.
 
-The results of a site pass through an identity with a custom derivative rule, which gets their
-cotangents. The identity has an array of zeros as another operand, and the rule returns the numbers
-measured at the site as the gradient of these zeros. So only a few numbers per site outlive its
-backward pass, and a loop returns them for each iteration. The backward pass also computes the
-rounding errors, so that the forward pass stores none.
+The results of a site pass through an identity whose derivative rule gets their cotangents. The rule
+returns the measured numbers as the gradient of another operand, an array of zeros. So only a few
+numbers per site outlive its backward pass, and a loop returns them for each iteration. Rounding
+errors are computed in the backward pass, so that the forward pass stores none.
 """
 
 from __future__ import annotations

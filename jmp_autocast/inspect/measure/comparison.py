@@ -82,8 +82,8 @@ class Comparison(Exported):
         """Returns the row with the largest introduced error of each scope, in program order.
 
         Args:
-            depth: The number of names of a scope that are kept; scopes that agree in these are one
-                scope. None for all names.
+            depth: The number of names to keep of each scope: 1 merges the scopes of an outermost
+                module. None for all.
 
         Example:
             >>> import jax, jax.numpy as jnp
@@ -105,8 +105,7 @@ class Comparison(Exported):
         lines = [self.summary, "", *_table(self.rows)]
         scopes = self.by_scope().values()
         if len(scopes) > 1:
-            # A deep model has hundreds of scopes: only the worst are shown, in program order, which
-            # shows how errors grow.
+            # A deep model has hundreds of scopes. Program order shows how errors grow.
             worst = sorted(scopes, key=lambda row: -row.introduced)[:_SHOWN]
             table_of_scopes = _table(sorted(worst, key=attrgetter("index")))
             lines += ["", "by scope: the largest introduced error of each", "", *table_of_scopes]

@@ -54,8 +54,7 @@ class ErrorReading(NamedTuple):
     """The errors of equations, each in its worst run.
 
     Args:
-        error: The relative error of the result. This and the next three fields are those of
-            `ArrayError`.
+        error: This and the next three fields are those of the result's `ArrayError`.
         cosine: The cosine of the angle.
         lost: The number of elements that are no longer finite.
         largest: The largest magnitude of the reference.
@@ -183,7 +182,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
     counts = [lost.astype(jnp.uint32), known.astype(jnp.uint32)]
     parts = [*counts, a * a, b * b, a * b, (a - b) ** 2]
     starts = [jnp.zeros((), part.dtype) for part in parts]
-    # One reduction, so that XLA passes over both arrays once.
+    # One reduction passes over both arrays once.
     add = lambda xs, ys: tuple(map(operator.add, xs, ys))  # noqa: E731
     lost, known, *sums = lax.reduce(parts, starts, add, tuple(range(a.ndim)))
     # The sums are scaled, so float32 is enough; sums of all dtypes can be stacked into one array.

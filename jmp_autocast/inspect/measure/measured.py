@@ -47,10 +47,7 @@ class MeasuredEquation:
 def each_reading(
     equations: Iterable[MeasuredEquation], readings: Any
 ) -> Iterator[tuple[MeasuredEquation, Any]]:
-    """Yields each equation with its reading as Python numbers.
-
-    Each array in ``readings`` has an element per equation.
-    """
+    """Yields each equation with its element of each array in ``readings``, as Python numbers."""
     for i, equation in enumerate(equations):
         yield equation, jax.tree.map(lambda x, i=i: x[i].item(), readings)
 
@@ -80,8 +77,7 @@ class Around:
             names=(*self.names, *user_scopes(eqn)),
             # JAX marks the name stack of a transposed call, but not of the equations inside it.
             backward=self.backward or "transpose(" in name_stack(eqn),
-            # An equation inside a function of JAX, such as `jnp.var`, has no source line in the
-            # user's code, and gets the line of the call around it.
+            # Equations inside JAX's functions, such as `jnp.var`, get the line of the call around.
             source=compat.source_line(eqn) or self.source,
         )
 

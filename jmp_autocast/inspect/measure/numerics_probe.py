@@ -17,9 +17,8 @@ from .devices import readable
 from .measured import as_real, is_measurable
 from .recorder import EquationRun, Probe
 
-# Rounded to float16, magnitudes of 65520 and above become infinite: half a step above the largest
-# float16, 65504. Magnitudes of 2**-25 and below become 0: half of the smallest one, 2**-24. Both
-# are ties, which round to even.
+# In float16, magnitudes of 65520 and above round to infinity, and 2**-25 and below to 0. Both bounds
+# are ties, which round to even: the largest float16 is 65504, and the smallest is 2**-24.
 FLOAT16_OVERFLOW = 65520.0
 FLOAT16_UNDERFLOW = 2.0**-25
 
@@ -106,8 +105,8 @@ class NumericsProbe(Probe):
         """Counts the elements of the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
-        # A measurement consists of scalars, which are stacked for all equations at once. For
-        # vectors XLA would compile a concatenation per equation.
+        # Scalars of all equations are stacked at once. For vectors, XLA would compile a
+        # concatenation per equation.
         return functools.reduce(_sum, counts)
 
     def flags_of(self, array: Any) -> Any:

@@ -48,7 +48,7 @@ def page_text(
         "equations": "\n".join(_equations(rows)),
         "reasons": "\n".join(map(_reason, sorted({row.reason for row in rows}))),
     }
-    # One pass fills all slots, so that text like a slot in an inserted part stays as it is.
+    # One pass, so that slots in inserted texts are not filled.
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _file("page.html"))
 
 

@@ -25,8 +25,8 @@ from .reasons import explanations
 
 _NEEDS = {READ_BY + row.reader: row for row in ROWS if row.reader}
 
-# The reasons for which the planner raises an equation because of its own numerics. With any other
-# reason, an equation follows an operand or a consumer.
+# With these reasons the planner raises an equation for its own numerics. With any other reason, an
+# equation follows an operand or a consumer.
 _RAISES = frozenset(
     (
         ReasonCode.FP32,
@@ -39,8 +39,7 @@ _RAISES = frozenset(
 )
 
 _CONTRACTS, _TURNS = having("contracts"), having("turns")
-# If one operand of these is a product and the others are sources, the result is a scaled or shifted
-# product.
+# With one product and otherwise sources as operands, these return a scaled or shifted product.
 _SCALES = having("moves") | {"convert_element_type", "neg", "mul", "div", "add", "add_any", "sub"}
 _CANCELS = "It is a difference of two 16-bit products, whose rounding remains where they cancel."
 _SOLVES = "Its operand comes from a 16-bit product, whose rounding a condition number multiplies."
@@ -166,8 +165,7 @@ def _with_lines(visits: Sequence[Visit]) -> Iterator[tuple[Visit, str]]:
     """Yields equations with their source lines."""
     lines: list[str] = []
     for visit in visits:
-        # An equation inside a function of JAX, such as `jnp.where`, has no source line in the
-        # user's code, and gets the line of the call around it.
+        # Equations inside JAX's functions, such as `jnp.where`, get the line of the call around.
         del lines[visit.depth :]
         lines.append(source_line(visit.eqn) or (lines[-1] if lines else ""))
         yield visit, lines[-1]

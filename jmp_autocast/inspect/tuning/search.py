@@ -30,8 +30,8 @@ def find_needed(
     The candidates are sorted by predicted error, the largest first. Each round searches the
     shortest prefix that passes together with the candidates found so far. The last candidate of
     this prefix is needed, and the next round searches before it. This is delta debugging (Zeller
-    and Hildebrandt, 2002) in the form of Junker's QuickXplain (2004). Here the predicted errors
-    also give the prefix at which a round starts.
+    and Hildebrandt, 2002) in the form of Junker's QuickXplain (2004). The predicted errors also
+    give the first prefix of each round.
 
     Args:
         sizes: The predicted error of each candidate; errors are assumed to be independent.

@@ -60,10 +60,9 @@ def tune(
         fn: The function in float32.
         *args: Its arguments, arrays with typical values.
         tolerance: The largest accepted relative error against the float32 function, in the L2 norm,
-            of the worst output array and batch. A value that is finite only in float32 fails. An
-            array only has to be finite if float32 does not determine it to the tolerance: if it
-            changes by more when the arguments change by a unit in the last place. An example is a
-            gradient that is zero except for rounding.
+            of the worst output array and batch. A value that is finite only in float32 fails. If an
+            array changes by more in float32 when the arguments change by a unit in the last place,
+            as a gradient that is zero except for rounding does, it only has to be finite.
         batches: Several calls in place of ``args``: a tuple of arguments for each.
         policy: The policy to start from: a `Policy`, a 16-bit dtype or a jmp string; None for the
             default.
