@@ -29,7 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from jmp_autocast import BF16, autocast, keep_less
-from jmp_autocast.interpreters import Plan, Planner, Source, ValueState, Want
+from jmp_autocast.interpreters import Plan, Planner, Request, Source, ValueState
 from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 
 
@@ -276,7 +276,7 @@ def trace_and_plan(
         ValueState(float_dtype(v.aval), Source.PARAM if i < leaves else Source.DATA)
         for i, v in enumerate(closed.jaxpr.invars)
     ]
-    wanted = [Want(float_dtype(v.aval)) for v in closed.jaxpr.outvars]
+    wanted = [Request(float_dtype(v.aval)) for v in closed.jaxpr.outvars]
     planner.plan(planner.prepare(closed), inputs, wanted)
     return middle - start, time.perf_counter() - middle
 

@@ -74,19 +74,13 @@ __all__ = [
     "tune",
 ]
 
-_TOOLS = (
-    "check_numerics",
-    "compare",
-    "explain",
-    "explain_compiled",
-    "tune",
-)
-_ROOMS = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
+_PACKAGES = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 
 
 def __getattr__(name: str) -> Any:
-    # The tools, a third of the package, are imported at their first use: training needs none.
-    if name == "inspect" or name in _TOOLS:
+    # The tools, a third of the package, are imported at their first use: training needs none. They
+    # are the names of `__all__` that are not here yet.
+    if name == "inspect" or name in __all__:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
     if hint := hint_for(name, __name__):
@@ -98,4 +92,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*__all__, *_ROOMS, "__version__"})
+    return sorted({*__all__, *_PACKAGES, "__version__"})

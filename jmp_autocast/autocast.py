@@ -16,12 +16,12 @@ from .call import arguments
 from .call.forms import Decorator, NoContext, check_form, check_options, hide_mistakes
 from .call.kernels import kernels_of, traced_with_kernels
 from .call.options import Options, autocast_options
-from .call.outputs import OutputDtype, as_traced, want_of
+from .call.outputs import OutputDtype, as_traced, request_of
 from .call.wrapping import Wrapper, wrapper_of
 from .float8.dequantize import dequantized
 from .float8.units import warn_without_units
 from .interpreters import Planner, Rewriter
-from .interpreters.after.computed_outputs import computed_wants
+from .interpreters.after.computed_outputs import computed_requests
 from .interpreters.after.kept_wide import warnings_of
 from .interpreters.compat import (
     ClosedJaxpr,
@@ -354,11 +354,11 @@ def plan_call(
     body = body_of(closed)
     warn_without_units(policy)
     inputs = input_states(body.invars, call.sources, policy)
-    wants = [want_of(v.aval, options.output_dtype) for v in body.outvars]
+    requests = [request_of(v.aval, options.output_dtype) for v in body.outvars]
     if options.output_dtype == "computed":
         # Consumers inside the program keep the dtypes that serve them.
-        wants = computed_wants(planner, closed, inputs, wants)
-    plan = planner.plan_program(closed, inputs, wants)
+        requests = computed_requests(planner, closed, inputs, requests)
+    plan = planner.plan_program(closed, inputs, requests)
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, choice)
 
 

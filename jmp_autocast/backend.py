@@ -16,12 +16,11 @@ EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 _BFLOAT16, _FLOAT16 = np.dtype(jnp.bfloat16), np.dtype(jnp.float16)
 
 
-# The dtypes of matrix units; "blocks" are MXFP8 and NVFP4. A row applies to NVIDIA's GPUs from a
-# compute capability on, the newest first; to AMD's GPUs whose capability begins with one of its
-# prefixes; and to TPUs whose name does.
+# The dtypes of matrix units. A row applies to NVIDIA's GPUs from a compute capability on, the
+# newest first; to AMD's GPUs whose capability begins with one of its prefixes; and to TPUs whose
+# name does.
 _NVIDIA: tuple[tuple[float, tuple[str, ...]], ...] = (
-    (10.0, ("bfloat16", "float16", "float8", "blocks")),  # Blackwell
-    (8.9, ("bfloat16", "float16", "float8")),  # Ada, Hopper
+    (8.9, ("bfloat16", "float16", "float8")),  # Ada, Hopper, Blackwell
     (8.0, ("bfloat16", "float16")),  # Ampere
     (7.0, ("float16",)),  # V100, T4
     (0.0, ()),

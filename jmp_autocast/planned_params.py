@@ -50,7 +50,7 @@ class PlannedParams:
     def plan_for(self, inputs: Callable[[Sequence[ValueState]], Sequence[ValueState]]) -> Plan:
         """Returns the plan for the input states that ``inputs`` returns."""
         planned, plan = self.planned, self.planned.plan
-        return planned.planner.plan_program(planned.closed, inputs(plan.inputs), plan.wants)
+        return planned.planner.plan_program(planned.closed, inputs(plan.inputs), plan.requests)
 
     def reads(self, plan: Plan) -> list[Read | None]:
         """Returns the use of each float32 leaf, None for several uses, none, or another dtype."""

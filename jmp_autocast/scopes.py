@@ -56,9 +56,7 @@ def full_precision() -> contextlib.AbstractContextManager[Any]:
     return jax.named_scope(mark(FULL))
 
 
-@with_usage(
-    "with compute_precision(dtype): inside the function, or @compute_precision(dtype) above it"
-)
+@with_usage("with compute_precision(dtype): inside the function")
 def compute_precision(dtype: DTypeLike) -> contextlib.AbstractContextManager[Any]:
     """The compute dtype of this region is ``dtype``.
 

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from ..policies.retired import instead_of
 
-_ROOMS = "inspect", "loss_scaling", "optimizers", "quantize_params", "policies"
+_PACKAGES = "inspect", "loss_scaling", "optimizers", "quantize_params", "policies"
 
 INSTEAD: Mapping[str, str] = MappingProxyType(
     {
@@ -53,7 +53,7 @@ def hint_for(name: str, package: str) -> str:
         return f"Write {INSTEAD[name]}."
     if hint := instead_of(name):
         return hint.lstrip()
-    for room in () if name.startswith("_") else _ROOMS:
-        if name in importlib.import_module(f"{package}.{room}").__all__:
-            return f"Write: from {package}.{room} import {name}"
+    for module in () if name.startswith("_") else _PACKAGES:
+        if name in importlib.import_module(f"{package}.{module}").__all__:
+            return f"Write: from {package}.{module} import {name}"
     return ""

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import DTypeLike
 
-from ..interpreters import Want
+from ..interpreters import Request
 from ..interpreters.compat import Tracer, is_array_aval, set_weak_type
 from ..interpreters.plan.float_dtypes import float_dtype
 from ..policies import FLOAT_DTYPES, Policy, listed
@@ -42,7 +42,7 @@ def check_output_dtype(value: Any, policy: Policy) -> Any:
     return dtype
 
 
-def want_of(aval: Any, output_dtype: Any) -> Want:
+def request_of(aval: Any, output_dtype: Any) -> Request:
     """Returns the request for the dtype of an output.
 
     Args:
@@ -52,8 +52,8 @@ def want_of(aval: Any, output_dtype: Any) -> Want:
     # Only float32 and 16-bit arrays are cast.
     declared = float_dtype(aval)
     if declared is None or output_dtype == "computed":
-        return Want()
-    return Want(dtype=declared if output_dtype == "same" else output_dtype)
+        return Request()
+    return Request(dtype=declared if output_dtype == "same" else output_dtype)
 
 
 def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:

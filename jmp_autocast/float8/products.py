@@ -12,7 +12,7 @@ import numpy as np
 
 from ..interpreters.compat import AnyJaxpr, aval_of
 from ..interpreters.plan.copies import plans_products
-from ..interpreters.plan.data import Emit, EquationPlan, Place, Source, Stored, ValueState
+from ..interpreters.plan.data import Context, Emit, EquationPlan, Source, Stored, ValueState
 from ..interpreters.plan.reasons import Reason, ReasonCode
 from ..interpreters.plan.structural import INSIDE, Plans, as_made, plans
 from ..interpreters.primitives.reading import dot_dimensions
@@ -53,25 +53,25 @@ class Products:
         return functools.partial(self._planned, recipe)
 
     def _planned(
-        self, recipe: Float8, at: Place, plan: EquationPlan, of_sources: bool
+        self, recipe: Float8, ctx: Context, plan: EquationPlan, of_sources: bool
     ) -> EquationPlan:
         """Returns the plan of a contraction in 8 bits, or the given plan with the obstacle.
 
         Args:
             recipe: The recipe of its scope.
-            at: The equation, which the plan lowers.
+            ctx: The equation, which the plan lowers.
             plan: Its plan in the compute dtype.
             of_sources: Whether the gradient of the weight is the accumulator.
         """
-        weights = [i for i in (0, 1) if isinstance(at.given[i].tag, Weight)]
-        cause = _obstacle(at, weights, recipe, id(at.eqn) in self._last)
+        weights = [i for i in (0, 1) if isinstance(ctx.given[i].tag, Weight)]
+        cause = _obstacle(ctx, weights, recipe, id(ctx.eqn) in self._last)
         if cause:
             return dataclasses.replace(plan, reason=Reason(ReasonCode.NOT_FLOAT8, cause))
-        (weight,), numbers = weights, dot_dimensions(at.eqn)
+        (weight,), numbers = weights, dot_dimensions(ctx.eqn)
         cause = f"operand {weight} is a weight{_SCALES[recipe.scaling]}"
         out = plan.results[0].dtype
         assert out is not None
-        ranks = [aval_of(v).ndim for v in at.eqn.invars]
+        ranks = [aval_of(v).ndim for v in ctx.eqn.invars]
         action = Emit(
             Multiply(recipe, numbers, weight, out),
             "float8_dot",
@@ -125,35 +125,35 @@ plans("float8_dot", "tangent_carrier", "row_major")(as_made)
 
 
 @plans("dequantize")
-def _stored(planner: Plans, at: Place) -> EquationPlan:
+def _stored(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans a `QuantizedArray` as a parameter, in any argument."""
-    values, scale = map(aval_of, at.eqn.invars)
+    values, scale = map(aval_of, ctx.eqn.invars)
     tag = Weight(scale.ndim, trained=False) if may_use_float8(planner.policy) else None
     state, key = ValueState(FLOAT32, Source.PARAM, tag=tag), Values(np.dtype(values.dtype))
     action = Stored((key, ScaleOf(key)))
-    return EquationPlan(action, at.given, (None, None), (state,), INSIDE)
+    return EquationPlan(action, ctx.given, (None, None), (state,), INSIDE)
 
 
-def _obstacle(at: Place, weights: list[int], recipe: Float8, is_last: bool) -> str:
+def _obstacle(ctx: Context, weights: list[int], recipe: Float8, is_last: bool) -> str:
     """Returns the reason for a contraction in the compute dtype, "" for 8 bits."""
     if not recipe.emulate and (cause := refusal()):
         return cause
-    if at.name != "dot_general":
-        return f"no 8-bit product for {at.name}"
+    if ctx.name != "dot_general":
+        return f"no 8-bit product for {ctx.name}"
     if len(weights) != 1:
         return "both operands are parameters" if weights else "no operand is a parameter"
-    other = at.given[1 - weights[0]]
+    other = ctx.given[1 - weights[0]]
     if other.may_be_rounded or other.integer_bound is not None:
         return f"operand {1 - weights[0]} holds whole numbers, which have no scale"
-    tag = at.given[weights[0]].tag
+    tag = ctx.given[weights[0]].tag
     if tag is not None and tag.in_slices:
         return "the weight is stored with a scale for each layer of a stack, and read as a whole"
     # The spec of an aval names explicit mesh axes only.
-    if any(any(aval_of(v).sharding.spec) for v in at.eqn.invars):
+    if any(any(aval_of(v).sharding.spec) for v in ctx.eqn.invars):
         return "an operand is sharded along explicit mesh axes"
     if is_last and "last" in recipe.skip:
         return "no other matrix product follows"
-    return _size_in_the_way(at, weights[0], recipe)
+    return _size_in_the_way(ctx, weights[0], recipe)
 
 
 def untrained(states: Sequence[ValueState]) -> list[ValueState]:
@@ -166,15 +166,15 @@ def untrained(states: Sequence[ValueState]) -> list[ValueState]:
     ]
 
 
-def _size_in_the_way(at: Place, weight: int, recipe: Float8) -> str:
-    numbers = dot_dimensions(at.eqn)
-    shapes = [aval_of(v).shape for v in at.eqn.invars]
+def _size_in_the_way(ctx: Context, weight: int, recipe: Float8) -> str:
+    numbers = dot_dimensions(ctx.eqn)
+    shapes = [aval_of(v).shape for v in ctx.eqn.invars]
     of_free: list[Any] = [
         math.prod(shapes[i][d] for d in free(numbers, len(shapes[i]), i)) for i in (0, 1)
     ]
     contracted: Any = math.prod(shapes[0][d] for d in numbers[0][0])
     sizes = {"M": of_free[1 - weight], "N": of_free[weight], "K": contracted}
-    tag = at.given[weight].tag
+    tag = ctx.given[weight].tag
     # Only the gradient of the weight sums over tokens. Without it a server multiplies any number of
     # them in 8 bits. In 16 bits a batch of 1 copied each weight, and a stack in float32: for 14 MB
     # of weights 57 MB of temporaries on a CPU, which are 39 now.

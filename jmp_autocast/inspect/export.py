@@ -15,8 +15,6 @@ from typing import Any, ClassVar, TypeVar
 
 from jax.export import is_symbolic_dim
 
-WIDTH = 100
-
 NOT_EXPORTED = {"exported": False}
 """The metadata of a dataclass field that `Exported` does not write."""
 
@@ -94,7 +92,7 @@ def saved(text: str, path: str | pathlib.Path | None) -> str:
 # --- text -----------------------------------------------------------------------------------
 
 
-def cut(text: str, width: int = WIDTH) -> str:
+def cut(text: str, width: int = 100) -> str:
     """Returns a text, shortened to at most ``width`` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
 

@@ -10,7 +10,7 @@ Reading order: `primitives/traits.py` and `structure.py` (what is known of primi
 """
 
 from .plan import loops, user_casts
-from .plan.data import EquationPlan, Plan, Source, ValueState, Want
+from .plan.data import EquationPlan, Plan, Request, Source, ValueState
 from .plan.planner import Planner
 from .plan.reasons import Reason, ReasonCode
 from .rewrite import derivative_rules, structural
@@ -22,10 +22,10 @@ __all__ = [
     "Planner",
     "Reason",
     "ReasonCode",
+    "Request",
     "Rewriter",
     "Source",
     "ValueState",
-    "Want",
     "derivative_rules",
     "loops",
     "structural",

@@ -22,8 +22,8 @@ AS_DECLARED = (mark(GOVERNED),)
 _OF_CALLS = (BECAUSE, CAST)
 
 PlansProduct: TypeAlias = Callable[..., Any]
-"""From a product (`Place`), its plan in the compute dtype, and whether the gradients of sources are
-float32, to the plan that another room makes of it: `plan/copies.py`."""
+"""From a product (`Context`), its plan in the compute dtype, and whether gradients of sources are
+float32, to the plan that an extension makes of it: `plan/copies.py`."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import pytest
 
 from jmp_autocast.call import arguments
 from jmp_autocast.interpreters import compat
-from jmp_autocast.interpreters.plan import equation, loops, needs, readers
+from jmp_autocast.interpreters.plan import consumers, equation, loops, needs
 from jmp_autocast.interpreters.plan.data import Source
 from jmp_autocast.interpreters.plan.needs import Need
 from jmp_autocast.interpreters.primitives import reading
@@ -29,8 +29,10 @@ def without_need(need: Need) -> TakesOut:
     """A row of the needs."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
-        asked = {name: [r for r in rows if r.need != need] for name, rows in needs._ASKED.items()}
-        patch.setattr(needs, "_ASKED", asked)
+        asked = {
+            name: [r for r in rows if r.need != need] for name, rows in needs._REQUESTED.items()
+        }
+        patch.setattr(needs, "_REQUESTED", asked)
 
     return take_out
 
@@ -51,13 +53,13 @@ def _calls_know_no_needs(patch: pytest.MonkeyPatch) -> None:
     # What is needed of a result neither leaves the body that reads it nor enters the one that
     # makes it.
     patch.setattr(needs, "reads_of", lambda found: {})
-    told = readers.Reads.as_want
-    patch.setattr(readers.Reads, "as_want", lambda reads, need: told(reads, 0))
+    as_request = consumers.Uses.as_request
+    patch.setattr(consumers.Uses, "as_request", lambda uses, need: as_request(uses, 0))
 
 
 def _needs_do_not_go_round(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(needs, "read_by_the_next", lambda body, reads: {})
-    patch.setattr(loops, "_with_next_step", lambda want, read: want)
+    patch.setattr(loops, "_with_next_step", lambda request, read: request)
 
 
 def _first_argument(paths: Sequence[str], known: Any, traced: Any) -> list[Source]:
@@ -77,7 +79,7 @@ TAKEN_OUT: Mapping[str, TakesOut] = {
     "chains": without_need(Need.CHAINED),
     "few": without_link("GUARDS", "_cannot_pay"),
     "ramps": without_link("GUARDS", "_reads_what_needs_digits"),
-    "requests": lambda patch: patch.setattr(reading, "asked_precision", lambda eqn: None),
+    "requests": lambda patch: patch.setattr(reading, "requested_precision", lambda eqn: None),
     "contexts": lambda patch: patch.setattr(
         compat, "float64_for", lambda avals: contextlib.nullcontext()
     ),

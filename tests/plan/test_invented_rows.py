@@ -22,7 +22,7 @@ ROWS = {
     ),
     "interpreters/plan/needs.py": (
         "\nROWS = (\n",
-        '    Row(Need.INVENTED, frozenset(("invented",)), lambda at: at.eqn.invars, frozenset(),\n'
+        '    Row(Need.INVENTED, frozenset(("invented",)), lambda ctx: ctx.eqn.invars, frozenset(),\n'
         '        "it went wrong", having("saturates"), "what was invented"),\n',
     ),
 }

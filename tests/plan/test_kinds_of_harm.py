@@ -561,8 +561,8 @@ def without(row, monkeypatch):
         assert len(kept) < len(getattr(equation, name))
         monkeypatch.setattr(equation, name, kept)
     else:
-        asked = {name: [r for r in rs if r.need != row] for name, rs in needs._ASKED.items()}
-        monkeypatch.setattr(needs, "_ASKED", asked)
+        asked = {name: [r for r in rs if r.need != row] for name, rs in needs._REQUESTED.items()}
+        monkeypatch.setattr(needs, "_REQUESTED", asked)
 
 
 def in_float64(fn, args):

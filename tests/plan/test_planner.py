@@ -8,8 +8,8 @@ from jax import lax
 from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, FP16, Policy, autocast, full_precision
-from jmp_autocast.interpreters import Planner, Source, ValueState, Want
-from jmp_autocast.interpreters.plan.data import Demand
+from jmp_autocast.interpreters import Planner, Request, Source, ValueState
+from jmp_autocast.interpreters.plan.data import Use
 from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 from tests.support.jaxprs import find, trace
 from tests.support.plans import (
@@ -254,9 +254,9 @@ def shifted(count):
 def test_what_is_wanted_goes_through_calls(count):
     """One call back a sweep, for as long as there are calls: the sweeps end at a fixed point."""
     closed = trace(shifted(count), X)
-    plan = Planner(BF16).plan(closed, [ValueState(LOW)], [Want()])
+    plan = Planner(BF16).plan(closed, [ValueState(LOW)], [Request()])
     assert [p.results[0].dtype for p in plan.equations] == [FULL] * (count + 1)
-    assert plan.demands == (Demand.FULL,)
+    assert plan.uses == (Use.FULL,)
 
 
 UNCHANGED = {
@@ -300,7 +300,7 @@ def test_a_complex_literal_has_no_sign(fn):
 def test_one_matmul_changes_a_plan():
     assert not plan_of(lambda x: x @ x, X).identity
     assert not plan_of(jax.jit(lambda x: x @ x), X).identity
-    assert plan_of(low(jnp.sin), X, wanted=Want(dtype=FULL)).output_dtypes == (FULL,)
+    assert plan_of(low(jnp.sin), X, wanted=Request(dtype=FULL)).output_dtypes == (FULL,)
 
 
 def test_a_moved_literal_is_no_copy_of_an_input():

@@ -7,8 +7,8 @@ import numpy as np
 from jax import lax
 
 from jmp_autocast import BF16
-from jmp_autocast.interpreters import Planner, Source, ValueState, Want
-from jmp_autocast.interpreters.after.computed_outputs import computed_wants
+from jmp_autocast.interpreters import Planner, Request, Source, ValueState
+from jmp_autocast.interpreters.after.computed_outputs import computed_requests
 from jmp_autocast.interpreters.plan.float_dtypes import float_dtype
 from jmp_autocast.interpreters.plan.marks import GIVEN
 from jmp_autocast.interpreters.plan.needs import Need
@@ -36,10 +36,10 @@ def plan_of(
     dtypes = [float_dtype(aval) for aval in avals]
     pairs = zip(dtypes, kinds, strict=True)
     inputs = [ValueState(dtype, leaf if dtype else None, marks=GIVEN) for dtype, leaf in pairs]
-    wanted = dataclasses.replace(wanted or Want(), needs=consumer)
+    wanted = dataclasses.replace(wanted or Request(), needs=consumer)
     wanted = [wanted] * len(closed.jaxpr.outvars)
     if computed:
-        wanted = computed_wants(planner, closed, inputs, wanted)
+        wanted = computed_requests(planner, closed, inputs, wanted)
     return planner.plan_program(closed, inputs, wanted)
 
 

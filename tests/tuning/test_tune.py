@@ -67,7 +67,7 @@ def test_planted_overflows_among_480_and_2400_equations(culprits, count):
     assert pins(report) == [(f"block_{i}", "square") for i in sorted(culprits)]
     assert report.policy == keeping(FP16, pins(report))
     assert report.runs <= run_bound(report.candidates)
-    assert (report.error_before, report.share_after) == (math.inf, 1.0)
+    assert report.error_before == math.inf
     assert report.error_after < 0.05
     assert {each.why for each in report.kept} == {"range"}
 

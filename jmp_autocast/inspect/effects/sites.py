@@ -82,7 +82,7 @@ def sites_of(
         if name not in _SAME_VALUES and not eqn.effects and any(results):
             pairs = ((body.jaxpr, around.within(eqn, body)) for body in bodies(eqn))
             inside = itertools.chain.from_iterable(itertools.starmap(measured_equations, pairs))
-            equations = (described(eqn, eqn.outvars, around), *inside)
+            equations = (described(eqn, around), *inside)
             operations = frozenset((each.scope, each.primitive) for each in equations)
             if wanted(site := Site(operations, around.loops)):
                 tree[i] = site

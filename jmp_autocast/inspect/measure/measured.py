@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import jax
@@ -100,12 +100,12 @@ def measured_equations(jaxpr: AnyJaxpr, around: Around = OUTSIDE) -> Iterator[Me
         for body in bodies(eqn):
             yield from measured_equations(body.jaxpr, here.within(eqn, body))
         if is_measured(eqn):
-            yield described(eqn, eqn.outvars, here)
+            yield described(eqn, here)
 
 
-def described(eqn: JaxprEqn, results: Sequence[Any], around: Around) -> MeasuredEquation:
-    """Returns an equation as plain data, with the shapes and dtypes of ``results``."""
-    avals = [v.aval for v in results if is_measurable(v.aval)]
+def described(eqn: JaxprEqn, around: Around) -> MeasuredEquation:
+    """Returns an equation as plain data."""
+    avals: list[Any] = [v.aval for v in eqn.outvars if is_measurable(v.aval)]
     return MeasuredEquation(
         scope="/".join(around.names),
         source=around.source,

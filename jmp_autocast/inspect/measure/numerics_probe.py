@@ -17,8 +17,8 @@ from .devices import readable
 from .measured import as_real, is_measurable
 from .recorder import EquationRun, Probe
 
-# In float16, magnitudes of 65520 and above round to infinity, and 2**-25 and below to 0. Both bounds
-# are ties, which round to even: the largest float16 is 65504, and the smallest is 2**-24.
+# In float16, magnitudes of 65520 and above round to infinity, and 2**-25 and below to 0. Both are
+# ties, which round to even: the largest float16 is 65504, and the smallest is 2**-24.
 FLOAT16_OVERFLOW = 65520.0
 FLOAT16_UNDERFLOW = 2.0**-25
 

@@ -12,7 +12,7 @@ from ...autocast import PlannedCall
 from ...interpreters import Planner
 from ...interpreters.after.walk import Visit, walk_plan
 from ...interpreters.compat import body_of, source_line
-from ...interpreters.plan.data import Plan, ValueState, Want
+from ...interpreters.plan.data import Plan, Request, ValueState
 from ...interpreters.plan.float_dtypes import float_dtype, is_16_bit
 from ...interpreters.plan.needs import DECOMPOSES, ROWS
 from ...interpreters.plan.reasons import READ_BY, ReasonCode
@@ -23,7 +23,7 @@ from ...policies import COMPUTE_DTYPES, FLOAT32, Policy
 from ..measure.measured import user_names
 from .reasons import explanations
 
-_NEEDS = {READ_BY + row.reader: row for row in ROWS if row.reader}
+_NEEDS = {READ_BY + row.consumer: row for row in ROWS if row.consumer}
 
 # With these reasons the planner raises an equation for its own numerics. With any other reason, an
 # equation follows an operand or a consumer.
@@ -158,7 +158,7 @@ def _plan_in(dtype: np.dtype, planned: PlannedCall, policy: Policy) -> Plan:
     closed = planner.prepare(planned.traced)
     body = body_of(closed)
     inputs = input_states(body.invars, planned.call.sources, other)
-    return planner.plan_program(closed, inputs, [Want()] * len(body.outvars))
+    return planner.plan_program(closed, inputs, [Request()] * len(body.outvars))
 
 
 def _with_lines(visits: Sequence[Visit]) -> Iterator[tuple[Visit, str]]:

@@ -12,7 +12,7 @@ from ...interpreters import Source, compat
 from ...interpreters.after.kept_wide import kernels_in
 from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.walk import Visit, equations_once, walk_plan
-from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, ValueState, Want
+from ...interpreters.plan.data import KEEP, EquationPlan, Inside, Plan, Request, ValueState
 from ...interpreters.plan.float_dtypes import float_dtype
 from ...interpreters.plan.reasons import Reason, ReasonCode
 from ...interpreters.plan.structural import planning_rule
@@ -195,8 +195,8 @@ def _declared_plan(jaxpr: compat.AnyJaxpr) -> Plan:
         reason = Reason(ReasonCode.STRUCTURAL if plans else ReasonCode.SCOPE)
         casts, results = (None,) * len(eqn.invars), states(eqn.outvars)
         equations.append(EquationPlan(action, states(eqn.invars), casts, results, reason))
-    wants, outputs = (Want(),) * len(body.outvars), states(body.outvars)
-    ends = states(body.constvars), states(body.invars), wants, tuple(equations), outputs
+    requests, outputs = (Request(),) * len(body.outvars), states(body.outvars)
+    ends = states(body.constvars), states(body.invars), requests, tuple(equations), outputs
     return Plan(body, *ends, (None,) * len(body.outvars), (), (), identity=True, path=())
 
 

@@ -54,7 +54,6 @@ class Row:
         flops: Estimated floating point operations, over all ``times``; 0 for data movement,
             casts, and equations with bodies.
         nbytes: Bytes of operands and results in the dtypes that run, over all ``times``.
-        declared_nbytes: Bytes of operands and results in the declared dtypes, over all ``times``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -87,7 +86,6 @@ class Row:
     cause_operands: tuple[int, ...]
     flops: int
     nbytes: int
-    declared_nbytes: int
 
 
 def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
@@ -142,7 +140,6 @@ def _row(visit: Visit, policy: Policy) -> Row:
         cause_operands=plan.reason.operands,
         flops=times * flops_of(eqn),
         nbytes=times * sum(map(nbytes_of, atoms, [*operands, *results])),
-        declared_nbytes=times * sum(map(nbytes_of, atoms)),
     )
 
 

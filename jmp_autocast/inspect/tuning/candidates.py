@@ -5,16 +5,16 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from ...autocast import Autocast, kind_of
 from ...call.options import autocast_options
 from ...call.wrapping import wrapper_of
-from ...interpreters import Plan, Planner, Want
+from ...interpreters import Plan, Planner, Request
 from ...interpreters.after.walk import walk_plan
 from ...interpreters.compat import fresh_make_jaxpr
-from ...policies import CONTRACTIONS, DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy
+from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy, Policy
 from ...scopes import read_mark
 from ..report.rows import Row, rows_of
 from .batches import Batch, arrays_of
@@ -67,14 +67,6 @@ def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
     return wrapper_of(fn, autocast_options(policy), kind_of(fn, batch.args, {}))
 
 
-def low_share(rows: Sequence[Row]) -> float:
-    """Returns the share of matmul and convolution FLOPs on 16-bit operands; 1 without any FLOPs."""
-    products = [row for row in rows if row.primitive in CONTRACTIONS]
-    low = sum(row.flops for row in products if not {"float32", "float64"} & {*row.operands})
-    total = sum(row.flops for row in products)
-    return low / total if total else 1.0
-
-
 def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
     """Returns a policy with added rules that keep ``candidates`` in float32."""
     added = []
@@ -115,8 +107,8 @@ def _derivative_rules(
         planner = Planner(
             policy, all_paths=True, default_precision=planned.planner.default_precision
         )
-        wants = [Want(dtype=state.dtype) for state in planned.plan.outputs]
-        plan = planner.plan_program(planned.closed, planned.plan.inputs, wants)
+        requests = [Request(dtype=state.dtype) for state in planned.plan.outputs]
+        plan = planner.plan_program(planned.closed, planned.plan.inputs, requests)
         planned = dataclasses.replace(planned, planner=planner, plan=plan)
         outputs = planned.rewritten(*planned.call.arrays, planned=plans.append)
         return planned.call.unflatten(outputs)

@@ -22,7 +22,7 @@ from ..calls import calls_of, check_range
 from ..effects.predicted import Effect, Pass, pass_of
 from ..signature import split
 from .batches import Batch, arrays_of, check, distances, nudged, outputs_of, traced_once, worst
-from .candidates import candidates_of, keeping, low_share, rows_under
+from .candidates import candidates_of, keeping, rows_under
 from .search import find_needed, run_bound
 from .tune_report import KeptOperation, TuneReport
 
@@ -210,10 +210,8 @@ class _Search:
         return keeping(self._start, [self._candidates[i] for i in sorted(kept)])
 
     def _report(self, kept: frozenset[int], effects: Sequence[Effect | None]) -> TuneReport:
-        policy, batch = self._policy(kept), self._batches[0]
-        at_first, now = (rows_under(self._fn, each, batch) for each in (self._start, policy))
         flops: Counter[tuple[str, str]] = Counter()
-        for row in at_first:
+        for row in rows_under(self._fn, self._start, self._batches[0]):
             flops[row.scope, row.primitive] += row.flops
         rows = [
             KeptOperation(
@@ -227,7 +225,7 @@ class _Search:
         losses = [float(arrays[0]) for arrays in self._float32[0] if self._has_loss]
         return TuneReport(
             name=name_of(self._fn),
-            policy=policy,
+            policy=self._policy(kept),
             kept=tuple(sorted(rows, key=lambda row: -(row.worth or 0.0))),
             candidates=len(self._candidates),
             runs=len(self._errors),
@@ -238,6 +236,4 @@ class _Search:
             refused=self._refused,
             error_before=self._errors[frozenset()],
             error_after=self._errors[kept],
-            share_before=low_share(at_first),
-            share_after=low_share(now),
         )

@@ -77,9 +77,6 @@ class TuneReport(Exported):
             a prediction; else ``""``.
         error_before: The error of the policy that the search started from.
         error_after: The error of the policy that was found.
-        share_before: The share of the FLOPs of matmuls and convolutions that runs in 16 bits under
-            the policy that the search started from.
-        share_after: The share of these FLOPs in 16 bits under the policy that was found.
 
     Example:
         >>> import jax.numpy as jnp
@@ -104,8 +101,6 @@ class TuneReport(Exported):
     refused: str
     error_before: float
     error_after: float
-    share_before: float
-    share_after: float
 
     @property
     def summary(self) -> str:
@@ -130,10 +125,6 @@ class TuneReport(Exported):
         if self.undetermined:
             arrays = counted(self.undetermined, "array")
             facts["left out"] = f"{arrays} with too few digits in float32"
-        facts["FLOPs"] = (
-            f"of matmuls and convolutions in {self.policy.compute_dtype}: "
-            f"{100 * self.share_before:.1f} % before, {100 * self.share_after:.1f} % now"
-        )
         if self.unpredicted:
             why = self.refused or "in derivative rules or before a while"
             facts["unpredicted"] = f"{counted(self.unpredicted, 'operation')}: {why}"

@@ -24,7 +24,7 @@ from ...policies import (
 )
 from ...policies.registry import known_rule
 from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, jax_function
-from ..plan.data import EquationPlan, Plan, ValueState, Want
+from ..plan.data import EquationPlan, Plan, Request, ValueState
 from ..plan.float_dtypes import is_16_bit
 from ..plan.needs import Need
 from ..plan.planner import Planner
@@ -40,9 +40,9 @@ _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
 _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
 
-def computed_wants(
-    planner: Planner, closed: AnyJaxpr, inputs: Sequence[ValueState], wants: Sequence[Want]
-) -> list[Want]:
+def computed_requests(
+    planner: Planner, closed: AnyJaxpr, inputs: Sequence[ValueState], requests: Sequence[Request]
+) -> list[Request]:
     """Returns the requests for the outputs of a program in PyTorch's dtypes.
 
     PyTorch sees no consumers: the program is planned as if a product consumed each output.
@@ -51,12 +51,12 @@ def computed_wants(
         planner: The planner of the program.
         closed: The program.
         inputs: The state of each input.
-        wants: The requests so far.
+        requests: The requests so far.
     """
     # At level "tensor_cores" float32 is the user's choice, not a list's.
     if planner.policy.level == "tensor_cores":
-        return list(wants)
-    consumed = [dataclasses.replace(want, needs=int(Need.LEADS)) for want in wants]
+        return list(requests)
+    consumed = [dataclasses.replace(request, needs=int(Need.LEADS)) for request in requests]
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
     dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]

@@ -11,7 +11,7 @@ import numpy as np
 from ..compat import Atom, JaxprEqn, Literal
 from ..plan.call_operands import demands_behind_moves
 from ..plan.copies import CopyKey
-from ..plan.data import Demand, EquationPlan, Inside, Move, Plan, ValueState
+from ..plan.data import EquationPlan, Inside, Move, Plan, Use, ValueState
 from ..plan.float_dtypes import is_16_bit
 from ..primitives.structure import Body, bodies, holds_rules, isolates, runs_again
 from ..primitives.traits import having
@@ -25,7 +25,7 @@ _LOOPS = frozenset(("scan", "while"))
 
 # Added up in bfloat16, seven cotangents lose no more than 7 / 2 units of 2**-9; 513 lost a third of
 # the gradient of a normalized weight.
-_MOST = 7
+_MAX_COUNT = 7
 
 # An earlier `autocast` emitted these: the gradient goes to the source, not to the 16-bit copy.
 _REWRITTEN = frozenset(("source_view", "accumulate"))
@@ -45,11 +45,11 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
         return ()
     found: dict[tuple[int, CopyKey], None] = {}
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
-        reads: Sequence[Demand] = demands_behind_moves(inner) if isolates(eqn) else ()
+        reads: Sequence[Use] = demands_behind_moves(inner) if isolates(eqn) else ()
         for i, key in source_copies(inner, known):
             if isolates(eqn):
                 # If the body also reads float32, devices would receive both arrays.
-                enters = isinstance(key, np.dtype) and reads[i] is Demand.LOW
+                enters = isinstance(key, np.dtype) and reads[i] is Use.LOW
             else:
                 enters = _is_handed_in(eqn, body, i, plan.given[body.operands[i]], key)
             if enters:
@@ -169,4 +169,4 @@ def read_often(plan: Plan) -> frozenset[Any]:
         read(v, dtype)
     # All float32 consumers of a value share one cast, which has one cotangent.
     reads.update(widened)
-    return frozenset(v for v, count in reads.items() if count > _MOST)
+    return frozenset(v for v, count in reads.items() if count > _MAX_COUNT)

@@ -41,8 +41,8 @@ def _is_guarded(eqn: JaxprEqn, plan: EquationPlan) -> bool:
 
 def _is_requested(eqn: JaxprEqn, plan: EquationPlan) -> bool:
     # A dot algorithm is a choice of dtypes.
-    is_asked = plan.reason.code is ReasonCode.USER_PRECISION and eqn.primitive.name in _CONTRACTS
-    return is_asked and not names_algorithm(eqn)
+    is_product = eqn.primitive.name in _CONTRACTS
+    return is_product and plan.reason.code is ReasonCode.USER_PRECISION and not names_algorithm(eqn)
 
 
 def _is_wide_kernel(eqn: JaxprEqn, plan: EquationPlan) -> bool:

@@ -44,7 +44,7 @@ _WHOLE = having("whole")
 def read_dtypes(plan: Plan) -> list[set[Read]]:
     """Returns the dtypes in which a program reads each float32 input, moves followed.
 
-    ``demands`` is the best dtype for the consumers, and a comparison may have either. This is the
+    ``uses`` is the best dtype for the consumers, and a comparison may have either. This is the
     dtype of each read: an input with bfloat16 reads only may be rounded beforehand.
 
     Args:

@@ -18,14 +18,14 @@ from .data import (
     KEEP,
     Action,
     Bind,
-    Demand,
+    Context,
     Emit,
     EquationPlan,
     Keep,
     Move,
-    Place,
     Redispatch,
     Source,
+    Use,
     ValueState,
 )
 from .float_dtypes import is_16_bit
@@ -47,11 +47,11 @@ _NOTHING = ValueState(None)
 _computed = functools.lru_cache(ValueState)
 
 
-def keep(at: Place, reason: Reason) -> EquationPlan:
+def keep(ctx: Context, reason: Reason) -> EquationPlan:
     """Returns the plan that hands the operands over in their declared dtypes."""
-    operands = as_declared(at.eqn.invars, at.given)
-    results = tuple(ValueState(at.declared(v)) for v in at.eqn.outvars)
-    return EquationPlan(BIND if any(operands) else KEEP, at.given, operands, results, reason)
+    operands = as_declared(ctx.eqn.invars, ctx.given)
+    results = tuple(ValueState(ctx.declared(v)) for v in ctx.eqn.outvars)
+    return EquationPlan(BIND if any(operands) else KEEP, ctx.given, operands, results, reason)
 
 
 def as_declared(
@@ -64,44 +64,44 @@ def as_declared(
     )
 
 
-def in_dtype(at: Place, target: np.dtype, reason: Reason) -> EquationPlan:
+def in_dtype(ctx: Context, target: np.dtype, reason: Reason) -> EquationPlan:
     """Returns the plan with all float operands and results in ``target``."""
-    operands = tuple([None if s.dtype in (None, target) else target for s in at.given])
-    declared = all(aval_of(at.eqn.invars[i]).dtype == target for i in at.floats)
+    operands = tuple([None if s.dtype in (None, target) else target for s in ctx.given])
+    declared = all(aval_of(ctx.eqn.invars[i]).dtype == target for i in ctx.floats)
     unchanged = declared and not any(operands)
     results = tuple(
         # With its own operands an equation has its own results: a float32 statistic of a 16-bit
         # attention kernel, or the user's preferred_element_type.
         _computed(dtype if unchanged else target)
-        if (dtype := at.declared(v)) is not None
+        if (dtype := ctx.declared(v)) is not None
         else _NOTHING
-        for v in at.eqn.outvars
+        for v in ctx.eqn.outvars
     )
-    action = KEEP if unchanged else _bound(at, target)
-    return EquationPlan(action, at.given, operands, results, reason)
+    action = KEEP if unchanged else _bound(ctx, target)
+    return EquationPlan(action, ctx.given, operands, results, reason)
 
 
-def _bound(at: Place, target: np.dtype) -> Action:
+def _bound(ctx: Context, target: np.dtype) -> Action:
     """Returns how an equation is bound on operands of ``target``."""
-    if at.name in _REDISPATCHED and aval_of(at.eqn.invars[0]).dtype != target:
+    if ctx.name in _REDISPATCHED and aval_of(ctx.eqn.invars[0]).dtype != target:
         return Redispatch()
     replicates = ()
     # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
     # that sum stops growing at 256 times its first term, long before a batch of pixels ends: a row
     # gathered 8,192 times had a gradient of 4.0 for 81.92. A value that is known at trace time has
     # no gradient.
-    if at.name in _REPLICATES and target != FLOAT32:
-        unknown = [i for i in at.floats if at.given[i].known_value is None]
+    if ctx.name in _REPLICATES and target != FLOAT32:
+        unknown = [i for i in ctx.floats if ctx.given[i].known_value is None]
         # Of the operands gathered from devices, only float32 weights get a float32 sum: 16-bit
         # activations have 16-bit cotangents.
-        if at.name in _TRAVELS:
-            unknown = [i for i in unknown if at.given[i].dtype == FLOAT32]
-        replicates = tuple(i for i in unknown if is_replicated(at.eqn, i))
-    if at.name in _CONTRACTS and reading.preferred_dtype(at.eqn) in FLOAT_DTYPES:
+        if ctx.name in _TRAVELS:
+            unknown = [i for i in unknown if ctx.given[i].dtype == FLOAT32]
+        replicates = tuple(i for i in unknown if is_replicated(ctx.eqn, i))
+    if ctx.name in _CONTRACTS and reading.preferred_dtype(ctx.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)
     # In float16 no gradient of a bias is rounded, because it may be out of range.
-    adds = at.name in _SUMS and target == jnp.bfloat16 and at.policy.data_abstains
-    biases = tuple([i for i in replicates if at.given[i].source is not None]) if adds else ()
+    adds = ctx.name in _SUMS and target == jnp.bfloat16 and ctx.policy.data_abstains
+    biases = tuple([i for i in replicates if ctx.given[i].source is not None]) if adds else ()
     return Bind(replicates=replicates, biases=biases) if replicates else BIND
 
 
@@ -133,27 +133,27 @@ def rounded_once(plan: EquationPlan, dtype: np.dtype, reason: Reason) -> Equatio
     return dataclasses.replace(plan, casts=casts, results=results, action=action, reason=reason)
 
 
-def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPlan:
+def in_precision(ctx: Context, plan: EquationPlan, word: str | None) -> EquationPlan:
     """Returns the plan whose float32 product is computed in a precision.
 
     Args:
-        at: The equation.
+        ctx: The equation.
         plan: Its plan so far; returned unchanged without float32 operands, or with a precision.
         word: The precision; None for the default of JAX, where it has one. The product was traced
             without the default, which is not the program's own precision; JAX would have written
             it into any product, of complex numbers as well.
     """
-    if at.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
+    if ctx.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
         return plan
     if word is not None:
         stays = any([dtype != FLOAT32 for dtype in plan.reads[:2]])
     else:
-        word = at.region.default_precision
-        stays = reading.says_precision(at.eqn) or any(map(is_16_bit, plan.operands[:2]))
+        word = ctx.region.default_precision
+        stays = reading.says_precision(ctx.eqn) or any(map(is_16_bit, plan.operands[:2]))
     if word is None or stays:
         return plan
     action = plan.action if isinstance(plan.action, Bind) else BIND
-    parameter = reading.with_precision(at.eqn, word)
+    parameter = reading.with_precision(ctx.eqn, word)
     if parameter is None or not parameter.keys().isdisjoint(action.params):
         return plan
     action = dataclasses.replace(action, params={**action.params, **parameter})
@@ -163,69 +163,69 @@ def in_precision(at: Place, plan: EquationPlan, word: str | None) -> EquationPla
     )
 
 
-def emitted(at: Place, decision: Decision) -> EquationPlan:
+def emitted(ctx: Context, decision: Decision) -> EquationPlan:
     """Returns the plan that calls a rule's function in place of the equation.
 
     Args:
-        at: The equation, ordinary or not.
+        ctx: The equation, ordinary or not.
         decision: The rule's decision; its ``emit`` is a function.
     """
     assert decision.emit is not None
-    told, read = decision.output_dtype, decision.operand_dtype
+    output, read = decision.output_dtype, decision.operand_dtype
     # The planner trusts the rule; the rewriter checks the function's results.
     dtypes = [
         None if s.dtype is None else np.dtype(aval_of(v).dtype if read is None else read)
-        for v, s in zip(at.eqn.invars, at.given, strict=True)
+        for v, s in zip(ctx.eqn.invars, ctx.given, strict=True)
     ]
-    declared = list(map(at.declared, at.eqn.outvars))
+    declared = list(map(ctx.declared, ctx.eqn.outvars))
     return EquationPlan(
         Emit(decision.emit, decision.emitted_name),
-        at.given,
-        tuple(None if d == s.dtype else d for d, s in zip(dtypes, at.given, strict=True)),
-        tuple(ValueState(d and np.dtype(d if told is None else told)) for d in declared),
+        ctx.given,
+        tuple(None if d == s.dtype else d for d, s in zip(dtypes, ctx.given, strict=True)),
+        tuple(ValueState(d and np.dtype(d if output is None else output)) for d in declared),
         Reason(ReasonCode.EMIT, decision.emitted_name),
-        demands=tuple([Demand.of(dtype) for dtype in dtypes]),
+        uses=tuple([Use.of(dtype) for dtype in dtypes]),
     )
 
 
-def without_floats(at: Place) -> EquationPlan:
+def without_floats(ctx: Context) -> EquationPlan:
     """Integers and bools: nothing to cast, but bounds of coordinates to keep account of."""
-    bound = coordinate_bound(at.name, at.given, range(len(at.given))) if at.given else None
-    if at.name == "iota":
-        bound = largest_index(reading.iota_length(at.eqn))
+    bound = coordinate_bound(ctx.name, ctx.given, range(len(ctx.given))) if ctx.given else None
+    if ctx.name == "iota":
+        bound = largest_index(reading.iota_length(ctx.eqn))
     # Positions are counted in integers and become floats later: their bound has to survive until
     # somebody multiplies them with a frequency.
-    source = Source.DATA if at.name == "iota" else None
+    source = Source.DATA if ctx.name == "iota" else None
     results = tuple(
         ValueState(dtype, source, integer_bound=bound)
-        if (dtype := at.declared(v)) or bound is not None
+        if (dtype := ctx.declared(v)) or bound is not None
         else _NOTHING
-        for v in at.eqn.outvars
+        for v in ctx.eqn.outvars
     )
-    return EquationPlan(KEEP, at.given, (None,) * len(at.given), results, _NO_FLOAT)
+    return EquationPlan(KEEP, ctx.given, (None,) * len(ctx.given), results, _NO_FLOAT)
 
 
-def move_source(at: Place, i: int) -> EquationPlan:
+def move_source(ctx: Context, i: int) -> EquationPlan:
     """Data movement of source ``i`` gives a source: it is cast, small, before it is moved."""
-    state = at.given[i]
+    state = ctx.given[i]
     assert state.source is not None
     # The elements are the same, so their facts (kind, value, bound, range) stay true. Rows looked
     # up by data are activations: they vote when they are full size.
-    is_lookup = at.name == "gather" and state.source is Source.PARAM
+    is_lookup = ctx.name == "gather" and state.source is Source.PARAM
     source = Source.DATA if is_lookup else state.source
     moved = dataclasses.replace(
         state,
         source=source,
-        tag=None if is_lookup or state.tag is None else state.tag.moved(at.name in _WHOLE),
+        tag=None if is_lookup or state.tag is None else state.tag.moved(ctx.name in _WHOLE),
         is_looked_up=state.is_looked_up or is_lookup,
     )
-    results = tuple(moved if at.declared(v) else _NOTHING for v in at.eqn.outvars)
+    results = tuple(moved if ctx.declared(v) else _NOTHING for v in ctx.eqn.outvars)
     reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))
-    return EquationPlan(Move(), at.given, (None,) * len(at.given), results, reason)
+    return EquationPlan(Move(), ctx.given, (None,) * len(ctx.given), results, reason)
 
 
-def folded(at: Place, known: float) -> EquationPlan:
+def folded(ctx: Context, known: float) -> EquationPlan:
     """Returns the plan of an equation whose result is one value known at trace time."""
-    plan = keep(at, Reason(ReasonCode.SOURCE, "a literal", tuple(at.floats)))
+    plan = keep(ctx, Reason(ReasonCode.SOURCE, "a literal", tuple(ctx.floats)))
     results = tuple(ValueState(s.dtype, Source.LITERAL, known) for s in plan.results)
     return dataclasses.replace(plan, results=results)

@@ -9,12 +9,12 @@ import numpy as np
 from ...policies import FLOAT32
 from ..compat import Atom, Literal, variables_in
 from ..primitives.structure import bodies, has_rule, is_plain_call, isolates
-from .data import Demand, Move, Place, Plan, Source, ValueState
+from .data import Context, Move, Plan, Source, Use, ValueState
 from .float_dtypes import is_16_bit
 
 
 def read_low(
-    inner: Plan, at: Place, sources: Sequence[Source | None] = (None,)
+    inner: Plan, ctx: Context, sources: Sequence[Source | None] = (None,)
 ) -> list[np.dtype | None]:
     """Returns the casts of float32 operands, of given kinds, with 16-bit reads only in the body.
 
@@ -23,25 +23,25 @@ def read_low(
 
     Args:
         inner: The plan of the body, whose inputs are the operands.
-        at: The equation.
+        ctx: The equation.
         sources: The kinds of the operands that may be cast; None is a computed value.
     """
 
     # A known value is cast at trace time, and each use of a source is a view.
-    def is_cast(state: ValueState, demand: Demand) -> bool:
+    def is_cast(state: ValueState, use: Use) -> bool:
         may_be = state.source in sources and state.known_value is None
-        return may_be and demand is Demand.LOW and state.dtype == FLOAT32
+        return may_be and use is Use.LOW and state.dtype == FLOAT32
 
-    demands: Sequence[Demand] = demands_behind_moves(inner) if isolates(at.eqn) else inner.demands
-    casts = list(map(is_cast, at.given, demands))
-    if any(casts) and not isolates(at.eqn):
+    uses: Sequence[Use] = demands_behind_moves(inner) if isolates(ctx.eqn) else inner.uses
+    casts = list(map(is_cast, ctx.given, uses))
+    if any(casts) and not isolates(ctx.eqn):
         # A comparison requests no float32; if it reads float32 inline, it does so in a call.
         reads = demands_behind_moves(inner)
-        casts = [cast and not read & Demand.FULL for cast, read in zip(casts, reads, strict=True)]
-    return [at.region.compute_dtype if cast else None for cast in casts]
+        casts = [cast and not read & Use.FULL for cast, read in zip(casts, reads, strict=True)]
+    return [ctx.region.compute_dtype if cast else None for cast in casts]
 
 
-def demands_behind_moves(plan: Plan) -> list[Demand]:
+def demands_behind_moves(plan: Plan) -> list[Use]:
     """Returns the dtypes in which equations consume each input, past movements of a source.
 
     `Plan.demands` calls that a float32 read, because a float32 result is planned for it.
@@ -49,13 +49,13 @@ def demands_behind_moves(plan: Plan) -> list[Demand]:
     Args:
         plan: The plan of the jaxpr.
     """
-    found = [Demand.NONE] * len(plan.inputs)
+    found = [Use.NONE] * len(plan.inputs)
     inputs: dict[Atom, int] = {v: i for i, v in enumerate(plan.jaxpr.invars)}
 
-    def add(atoms: Sequence[Atom], demands: Sequence[Demand]) -> None:
-        for v, demand in zip(atoms, demands, strict=True):
+    def add(atoms: Sequence[Atom], uses: Sequence[Use]) -> None:
+        for v, use in zip(atoms, uses, strict=True):
             if not isinstance(v, Literal) and v in inputs:
-                found[inputs[v]] |= demand
+                found[inputs[v]] |= use
 
     for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
         moved = [inputs[v] for v in variables_in(eqn.invars) if v in inputs]
@@ -64,16 +64,16 @@ def demands_behind_moves(plan: Plan) -> list[Demand]:
             continue
         # For a call its operand casts count, and where it has none the uses in its bodies.
         dtypes = equation.operands if equation.inner else equation.reads
-        reads = [Demand.of(dtype) for dtype in dtypes]
+        reads = [Use.of(dtype) for dtype in dtypes]
         for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
-            for i, demand in zip(body.operands, demands_behind_moves(inner), strict=True):
-                reads[i] |= demand
+            for i, use in zip(body.operands, demands_behind_moves(inner), strict=True):
+                reads[i] |= use
         add(eqn.invars, reads)
-    add(plan.jaxpr.outvars, [Demand.of(state.dtype) for state in plan.outputs])
+    add(plan.jaxpr.outvars, [Use.of(state.dtype) for state in plan.outputs])
     return found
 
 
-def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
+def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
     """Returns the casts of 16-bit operands with float32 reads only, in a call and elsewhere.
 
     Before the call, the cast is shared with the other consumers, and their cotangents are added in
@@ -83,18 +83,18 @@ def read_full(inner: Plan, at: Place) -> list[np.dtype | None]:
 
     Args:
         inner: The plan of the body, whose inputs are the operands.
-        at: The equation.
+        ctx: The equation.
     """
     # Residuals of a checkpoint stay 16 bits wide, and so do transfers to devices or the host.
-    if not (is_plain_call(at.eqn) or has_rule(at.eqn)):
-        return [None] * len(at.given)
+    if not (is_plain_call(ctx.eqn) or has_rule(ctx.eqn)):
+        return [None] * len(ctx.given)
 
-    def is_cast(state: ValueState, demand: Demand, fulls: int) -> bool:
+    def is_cast(state: ValueState, use: Use, fulls: int) -> bool:
         may_be = state.is_computed and state.known_value is None and state.is_widened
-        is_read = demand is Demand.FULL and fulls > 0  # a mere output has no reads
+        is_read = use is Use.FULL and fulls > 0  # a mere output has no reads
         return may_be and is_read and is_16_bit(state.dtype)
 
-    found = zip(at.given, inner.demands, inner.fulls, strict=True)
+    found = zip(ctx.given, inner.uses, inner.fulls, strict=True)
     return [FLOAT32 if is_cast(*one) else None for one in found]
 
 

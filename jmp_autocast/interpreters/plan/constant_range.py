@@ -18,7 +18,7 @@ NEAR = 4.0
 BOUND = 2.0**15
 """What clips above this is there against overflow."""
 
-_MOST = 2**18
+_MAX_SIZE = 2**18
 """A constant of more elements is a weight: no guard searches it for a stencil or a grid."""
 
 
@@ -43,7 +43,7 @@ class ConstantRange:
 
     def __init__(self, value: Any) -> None:
         self._value = value
-        self._is_small = np.size(value) <= _MOST
+        self._is_small = np.size(value) <= _MAX_SIZE
         self._found: _Found | None = None
 
     def exceeds(self) -> frozenset[np.dtype]:
@@ -111,7 +111,7 @@ def _range_of(array: np.ndarray) -> _Found:
     beyond = any(is_clamped(float(largest), d) for d in COMPUTE_DTYPES)
     far = array[(array > NEAR) & (array <= BOUND)] if largest > NEAR else array[:0]
     rounds = frozenset(d for d in COMPUTE_DTYPES if (far.astype(d) != far).any())
-    is_small = array.size <= _MOST and bool(np.isfinite(array).all())
+    is_small = array.size <= _MAX_SIZE and bool(np.isfinite(array).all())
     stencil = is_small and _is_stencil(shaped.astype(np.float64))
     even = is_small and _is_even(shaped.astype(np.float64))
     whole = is_small and bool((np.rint(array) == array).all())

@@ -1,8 +1,8 @@
 """The data that planning produces and everything else reads: `Plan` and its parts.
 
 No JAX tracing here and no policy: rewriting, `explain` and the tests read a plan, they never
-derive one. Reading order: `ValueState` (the facts about a value), `Want` (the request of its
-consumers), `Place` (an equation in its context), the actions (how it is emitted), `EquationPlan`,
+derive one. Reading order: `ValueState` (the facts about a value), `Request` (the request of its
+consumers), `Context` (an equation in its context), the actions (how it is emitted), `EquationPlan`,
 `Plan`.
 """
 
@@ -89,21 +89,21 @@ class ValueState:
         return self.source not in (None, Source.LITERAL) and self.known_value is None
 
 
-class Demand(enum.Flag):
+class Use(enum.Flag):
     """The dtypes in which consumers read a value."""
 
     NONE = 0
     LOW = enum.auto()
     FULL = enum.auto()
 
-    def __or__(self, other: Any) -> Demand:
-        return _DEMANDS[self._value_ | other._value_]
+    def __or__(self, other: Any) -> Use:
+        return _USES[self._value_ | other._value_]
 
-    def __and__(self, other: Any) -> Demand:
-        return _DEMANDS[self._value_ & other._value_]
+    def __and__(self, other: Any) -> Use:
+        return _USES[self._value_ & other._value_]
 
     @classmethod
-    def of(cls, dtype: np.dtype | None) -> Demand:
+    def of(cls, dtype: np.dtype | None) -> Use:
         """Returns how a value is read in a dtype, None for values other than floats.
 
         Args:
@@ -115,32 +115,32 @@ class Demand(enum.Flag):
 
 
 # Looked up, and not computed as `enum` does.
-_DEMANDS = tuple(map(Demand, range(4)))
+_USES = tuple(map(Use, range(4)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Want:
+class Request:
     """A request of the consumers of a value to its producer.
 
     Args:
         dtype: The dtype it must be returned in, None for any.
-        demand: The dtype of its consumers; NONE if either will do, or if it is not known yet.
+        use: The dtype of its consumers; NONE if either will do, or if it is not known yet.
         needs: Its needs outside, as `needs.Need`.
         fulls: How many consumers outside read it in float32, counted up to two.
-        reader: The primitive of its first consumer, for the reason's text. Two requests that differ
-            only in names of primitives are equal, so that a jaxpr is planned once for both.
+        consumer: The primitive of its first consumer, for the reason's text. Two requests that
+            differ only in names of primitives are equal, so that a jaxpr is planned once for both.
         is_known: All consumers outside are known.
     """
 
     dtype: np.dtype | None = None
-    demand: Demand = Demand.NONE
+    use: Use = Use.NONE
     needs: int = 0
     fulls: int = 0
-    reader: str = dataclasses.field(default="", compare=False)
+    consumer: str = dataclasses.field(default="", compare=False)
     is_known: bool = False
 
 
-class Place(NamedTuple):
+class Context(NamedTuple):
     """An equation in its context: the facts, the requests, and the precision in force.
 
     Args:
@@ -150,8 +150,8 @@ class Place(NamedTuple):
         floats: The positions of the float operands.
         policy: The policy of the program.
         region: The precision of the scope that the equation is in.
-        wants: The requests for each result; empty before the first backward sweep.
-        made: The marks of its operands.
+        requests: The requests for each result; empty before the first backward sweep.
+        marks: The marks of its operands.
         need: The needs of its first result.
         accumulates: It computes an accumulator: `marks`.
     """
@@ -162,8 +162,8 @@ class Place(NamedTuple):
     floats: Sequence[int]
     policy: Policy
     region: Region
-    wants: tuple[Want, ...]
-    made: Sequence[Marks]
+    requests: tuple[Request, ...]
+    marks: Sequence[Marks]
     need: Need
     accumulates: bool
 
@@ -324,7 +324,7 @@ class EquationPlan:
         results: The facts about each result.
         reason: Why the equation runs in its dtypes.
         casts: The dtype that each result is cast to afterwards, or None; empty when none is.
-        demands: How each operand is read if it does not follow from the results' dtypes: by the
+        uses: How each operand is read if it does not follow from the results' dtypes: by the
             bodies of a higher-order primitive, and by a cast of the program. Empty for others.
     """
 
@@ -334,7 +334,7 @@ class EquationPlan:
     results: tuple[ValueState, ...]
     reason: Reason
     casts: tuple[np.dtype | None, ...] = ()
-    demands: tuple[Demand, ...] = ()
+    uses: tuple[Use, ...] = ()
 
     @property
     def inner(self) -> tuple[Plan, ...]:
@@ -372,11 +372,11 @@ class Plan:
         jaxpr: The open jaxpr that is planned.
         consts: The facts about each constant.
         inputs: The facts about each input.
-        wants: The request for each output.
+        requests: The request for each output.
         equations: A plan per equation, in program order.
         outputs: The facts about each output, after ``output_dtypes``.
         output_dtypes: The dtype that each output is cast to on return, None for "unchanged".
-        demands: How the equations read each input.
+        uses: How the equations read each input.
         fulls: How many of them read it in float32, counted up to two.
         identity: Rewriting would give the jaxpr back unchanged.
         path: The enclosing scopes that the policy's patterns can match.
@@ -385,11 +385,11 @@ class Plan:
     jaxpr: AnyJaxpr
     consts: tuple[ValueState, ...]
     inputs: tuple[ValueState, ...]
-    wants: tuple[Want, ...]
+    requests: tuple[Request, ...]
     equations: tuple[EquationPlan, ...]
     outputs: tuple[ValueState, ...]
     output_dtypes: tuple[np.dtype | None, ...]
-    demands: tuple[Demand, ...]
+    uses: tuple[Use, ...]
     fulls: tuple[int, ...]
     identity: bool
     path: tuple[str, ...]

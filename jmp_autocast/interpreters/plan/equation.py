@@ -33,7 +33,18 @@ from .basic_plans import (
     rounded_once,
     without_floats,
 )
-from .data import BIND, Bind, Contract, Demand, EquationPlan, Keep, Place, Source, ValueState, Want
+from .data import (
+    BIND,
+    Bind,
+    Context,
+    Contract,
+    EquationPlan,
+    Keep,
+    Request,
+    Source,
+    Use,
+    ValueState,
+)
 from .equation_view import view_of
 from .float_dtypes import is_16_bit
 from .needs import OF_PRODUCTS, ROWS, Need, cannot_pay
@@ -51,7 +62,7 @@ _COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
 _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
-_ASKED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
+_REQUESTED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
 _ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to again and again")
 _ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
 _SQUARES = Reason(ReasonCode.FP32, "a sum of squares")
@@ -71,85 +82,85 @@ class Link(NamedTuple):
         names: The primitives that it decides about, None for all.
     """
 
-    decides: Callable[[Place], EquationPlan | None]
+    decides: Callable[[Context], EquationPlan | None]
     names: Collection[str] | None = None
 
 
-def plan_equation(at: Place) -> EquationPlan:
+def plan_equation(ctx: Context) -> EquationPlan:
     """Plans an ordinary equation: the first of `DECISIONS` that has a plan decides.
 
     Args:
-        at: The equation in its context.
+        ctx: The equation in its context.
 
     Returns:
         The plan of the equation.
     """
-    plan = next(_plans(DECISIONS, at))
-    return in_precision(at, plan, at.region.precision)
+    plan = next(_plans(DECISIONS, ctx))
+    return in_precision(ctx, plan, ctx.region.precision)
 
 
-def _plans(chain: Sequence[Link], at: Place) -> Iterator[EquationPlan]:
+def _plans(chain: Sequence[Link], ctx: Context) -> Iterator[EquationPlan]:
     """Yields the plans of the links that have one: the first of them decides."""
-    asked = (decides for decides, names in chain if names is None or at.name in names)
-    return (plan for decides in asked if (plan := decides(at)) is not None)
+    requested = (decides for decides, names in chain if names is None or ctx.name in names)
+    return (plan for decides in requested if (plan := decides(ctx)) is not None)
 
 
 # --- every equation -------------------------------------------------------------------------
 
 
-def _has_no_floats(at: Place) -> EquationPlan | None:
+def _has_no_floats(ctx: Context) -> EquationPlan | None:
     """Integers, bools and float8 arrays of the program are never cast."""
-    return None if at.floats else without_floats(at)
+    return None if ctx.floats else without_floats(ctx)
 
 
-def _moves_a_source(at: Place) -> EquationPlan | None:
+def _moves_a_source(ctx: Context) -> EquationPlan | None:
     """A parameter, an input or a literal is moved in its own dtype, and cast for its consumers."""
     # Whether it has 16-bit consumers is not known yet; for them the 16-bit copy is moved instead.
-    if len(at.floats) == 1:
-        i = at.floats[0]
-        return move_source(at, i) if at.given[i].source is not None else None
+    if len(ctx.floats) == 1:
+        i = ctx.floats[0]
+        return move_source(ctx, i) if ctx.given[i].source is not None else None
     return None
 
 
-def _stands_in_scope(at: Place) -> EquationPlan | None:
+def _stands_in_scope(ctx: Context) -> EquationPlan | None:
     """An equation keeps its dtypes in a scope of float32, such as ``full_precision()``."""
-    if at.region.compute_dtype is not None:
+    if ctx.region.compute_dtype is not None:
         return None
-    return keep(at, Reason(ReasonCode.SCOPE, at.region.cause))
+    return keep(ctx, Reason(ReasonCode.SCOPE, ctx.region.cause))
 
 
-def _is_not_ours(at: Place) -> EquationPlan | None:
+def _is_not_ours(ctx: Context) -> EquationPlan | None:
     """Another float dtype is kept, and so is a scatter with an update of the user's own."""
     # float64, float8, and float16 in a bfloat16 program are choices of the user, for digits, with
     # other scales, or with a known range.
-    if foreign := at.foreign:
-        return keep(at, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", foreign))
-    if at.name in _REDISPATCHED and not reading.has_plain_update(at.eqn):
-        return keep(at, Reason(ReasonCode.KEEP, "the update computation is the user's"))
+    if foreign := ctx.foreign:
+        return keep(ctx, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", foreign))
+    if ctx.name in _REDISPATCHED and not reading.has_plain_update(ctx.eqn):
+        return keep(ctx, Reason(ReasonCode.KEEP, "the update computation is the user's"))
     return None
 
 
-def _is_known(at: Place) -> EquationPlan | None:
+def _is_known(ctx: Context) -> EquationPlan | None:
     """A function of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # float32 value that votes, and would raise the scores of every attention.
-    if any([state.known_value is None or state.dtype != FLOAT32 for state in at.given]):
+    if any([state.known_value is None or state.dtype != FLOAT32 for state in ctx.given]):
         return None
-    known = fold(at.name, at.given)
-    return None if known is None else folded(at, known)
+    known = fold(ctx.name, ctx.given)
+    return None if known is None else folded(ctx, known)
 
 
-def _has_a_rule(at: Place) -> EquationPlan | None:
+def _has_a_rule(ctx: Context) -> EquationPlan | None:
     """The rule of the primitive: ``with_rules``, a registered one, the default; else it is kept."""
-    rule, origin = known_rule(at.name, at.region.rule)
+    rule, origin = known_rule(ctx.name, ctx.region.rule)
     if origin == "unknown":
-        return keep(at, Reason(ReasonCode.UNKNOWN, at.name))
-    decision = _PLAIN[rule] if isinstance(rule, CastPolicy) else _decided(rule, at)
+        return keep(ctx, Reason(ReasonCode.UNKNOWN, ctx.name))
+    decision = _PLAIN[rule] if isinstance(rule, CastPolicy) else _decided(rule, ctx)
     if decision.emit is not None:
-        return emitted(at, decision)
-    plan = _by_policy(at, decision, origin)
+        return emitted(ctx, decision)
+    plan = _by_policy(ctx, decision, origin)
     plan = cast_results(plan, decision)
-    return in_precision(at, plan, decision.precision) if decision.precision else plan
+    return in_precision(ctx, plan, decision.precision) if decision.precision else plan
 
 
 DECISIONS: tuple[Link, ...] = (
@@ -162,125 +173,129 @@ DECISIONS: tuple[Link, ...] = (
 )
 
 
-def _decided(rule: Any, at: Place) -> Decision:
+def _decided(rule: Any, ctx: Context) -> Decision:
     """Returns the decision of a user's function."""
-    view = view_of(at.eqn, at.given, at.region.names, at.compute_dtype)
+    view = view_of(ctx.eqn, ctx.given, ctx.region.names, ctx.compute_dtype)
     decision = apply_rule(rule, view)
     if decision.policy is not None:
-        check_obeyed(at.name, decision.policy)
+        check_obeyed(ctx.name, decision.policy)
     return decision
 
 
-def _by_policy(at: Place, decision: Decision, origin: str) -> EquationPlan:
+def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
     """Returns the plan of a cast policy, before the other parts of the decision.
 
     Args:
-        at: The equation.
+        ctx: The equation.
         decision: The rule's decision.
         origin: The origin of its rule. `GUARDS` keep no product in float32 that `with_rules`
             lowers, and `_leads_to_no_product` no equation that a user's rule promotes.
     """
-    contracts = at.name in _CONTRACTS
+    contracts = ctx.name in _CONTRACTS
     if decision.policy is CastPolicy.KEEP:
-        return keep(at, _KEEP)
+        return keep(ctx, _KEEP)
     if decision.policy is CastPolicy.LOWER_PRECISION_FP:
         guarded = origin != "rules"
-        low = _lower(at, guarded=guarded)
-        if guarded and contracts and _reads_whole(at) is not None:
+        low = _lower(ctx, guarded=guarded)
+        if guarded and contracts and _reads_whole(ctx) is not None:
             # The results are whole numbers, which bfloat16 holds up to 256, and float16 to 2,048.
-            return _with_float32_result(at, low, _COUNTS)
-        plan = _accumulating(at, low)
-        if at.region.product is not None and contracts and _is_rounded(low):
+            return _with_float32_result(ctx, low, _COUNTS)
+        plan = _accumulating(ctx, low)
+        if ctx.region.product is not None and contracts and _is_rounded(low):
             plan = cast_results(plan, decision)
-            return at.region.product(at, plan, _contract(at, plan).of_sources)
+            return ctx.region.product(ctx, plan, _contract(ctx, plan).of_sources)
         return plan
     if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
-        return _with_float32_result(at, _lower(at, guarded=True), _ASKED)
+        return _with_float32_result(ctx, _lower(ctx, guarded=True), _REQUESTED)
     if decision.policy in FULL_POLICIES:
-        plan = in_dtype(at, FLOAT32, _FULL)
+        plan = in_dtype(ctx, FLOAT32, _FULL)
         is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
-        if is_sum and at.given[at.floats[0]].narrowed_by_user:
+        if is_sum and ctx.given[ctx.floats[0]].narrowed_by_user:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
-            return rounded_once(plan, at.compute_dtype, plan.reason)
+            return rounded_once(plan, ctx.compute_dtype, plan.reason)
         return plan
-    return next(_plans(PROMOTIONS if origin == "default" else _PROMOTES, at))
+    return next(_plans(PROMOTIONS if origin == "default" else _PROMOTES, ctx))
 
 
-def _because(code: ReasonCode, want: Want) -> Reason:
-    return Reason(code, READ_BY + want.reader)
+def _because(code: ReasonCode, request: Request) -> Reason:
+    return Reason(code, READ_BY + request.consumer)
 
 
 # --- LOWER_PRECISION_FP ---------------------------------------------------------------------
 
 
-def _lower(at: Place, guarded: bool) -> EquationPlan:
+def _lower(ctx: Context, guarded: bool) -> EquationPlan:
     """Returns the plan in the compute dtype, unless the user or a guard decides for float32."""
-    contracts = at.name in _CONTRACTS
+    contracts = ctx.name in _CONTRACTS
     # A rule of the policy, or a scope with a dtype, is a later decision than the program's text.
-    overrules = not guarded or bool(at.region.cause)
-    if contracts and (plan := _asked(at, overrules)) is not None:
+    overrules = not guarded or bool(ctx.region.cause)
+    if contracts and (plan := _requested(ctx, overrules)) is not None:
         return plan
-    if guarded and (plan := next(_plans(GUARDS, at), None)) is not None:
+    if guarded and (plan := next(_plans(GUARDS, ctx), None)) is not None:
         return plan
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; the only errors
     # are the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
-    plan = in_dtype(at, at.compute_dtype, _LOW)
+    plan = in_dtype(ctx, ctx.compute_dtype, _LOW)
     # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if they
     # have 16 bits.
-    declared_low = all(aval_of(at.eqn.invars[i]).dtype == at.compute_dtype for i in at.floats)
-    if contracts and declared_low and reading.preferred_dtype(at.eqn) == FLOAT32:
+    declared_low = all(aval_of(ctx.eqn.invars[i]).dtype == ctx.compute_dtype for i in ctx.floats)
+    if contracts and declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
         results = tuple(ValueState(FLOAT32) for _ in plan.results)
         action = plan.action if isinstance(plan.action, Keep) else BIND
         plan = dataclasses.replace(plan, results=results, action=action)
-    if contracts and isinstance(plan.action, Bind) and (dropped := reading.without_request(at.eqn)):
+    if (
+        contracts
+        and isinstance(plan.action, Bind)
+        and (dropped := reading.without_request(ctx.eqn))
+    ):
         params = {**plan.action.params, **dropped}
         plan = dataclasses.replace(plan, action=dataclasses.replace(plan.action, params=params))
     return plan
 
 
-def _asked(at: Place, overrules: bool) -> EquationPlan | None:
+def _requested(ctx: Context, overrules: bool) -> EquationPlan | None:
     """Returns the plan of a product with a precision or a result dtype in the program.
 
     Args:
-        at: The product.
+        ctx: The product.
         overrules: The policy lowers it regardless of the program's precision.
     """
-    if not overrules and (precision := reading.asked_precision(at.eqn)) is not None:
-        return keep(at, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
-    if at.floats[:2] != [0, 1]:
-        return keep(at, Reason(ReasonCode.DOMAIN, "an operand is no float"))
-    if at.declared(at.eqn.outvars[0]) is None:
-        return keep(at, Reason(ReasonCode.DOMAIN, "the result has another dtype"))
+    if not overrules and (precision := reading.requested_precision(ctx.eqn)) is not None:
+        return keep(ctx, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
+    if ctx.floats[:2] != [0, 1]:
+        return keep(ctx, Reason(ReasonCode.DOMAIN, "an operand is no float"))
+    if ctx.declared(ctx.eqn.outvars[0]) is None:
+        return keep(ctx, Reason(ReasonCode.DOMAIN, "the result has another dtype"))
     return None
 
 
-def _exceeds_the_range(at: Place) -> EquationPlan | None:
+def _exceeds_the_range(ctx: Context) -> EquationPlan | None:
     """A literal or constant needs float32 if the compute dtype makes it infinity, 0, 1 or -1.
 
     Without it: -1e9 of a mask is -inf in float16, and a masked row NaN.
     """
     # Only for float16 (65,504) are weights searched for large values: what exceeds bfloat16
     # (3.4e38) exceeds float32, too.
-    if at.name in _CONTRACTS and at.compute_dtype != np.float16:
+    if ctx.name in _CONTRACTS and ctx.compute_dtype != np.float16:
         return None
-    reason = literal_guard(at.given, at.floats, at.compute_dtype)
-    return None if reason is None else in_dtype(at, FLOAT32, reason)
+    reason = literal_guard(ctx.given, ctx.floats, ctx.compute_dtype)
+    return None if reason is None else in_dtype(ctx, FLOAT32, reason)
 
 
-def _cannot_pay(at: Place) -> EquationPlan | None:
+def _cannot_pay(ctx: Context) -> EquationPlan | None:
     """A contraction that sums at most 4 elements promotes, as a `mul` does: 16 bits save no time.
 
     Without it: atoms in a cell of 70 A were 0.3 A off, pixels of a camera 2.6, and at a position of
     1,000 an angle 2 radians.
     """
-    if not cannot_pay(at.eqn):
+    if not cannot_pay(ctx.eqn):
         return None
     # A parameter has no vote if the other operand has 16 bits: LoRA of rank 4 is an ordinary
     # product.
-    votes = voters(at)
-    if votes and all([is_16_bit(at.given[i].dtype) for i in votes]):
+    votes = voters(ctx)
+    if votes and all([is_16_bit(ctx.given[i].dtype) for i in votes]):
         return None
-    return _saying("at most 4 elements are summed", next(_plans(PROMOTIONS, at)))
+    return _saying("at most 4 elements are summed", next(_plans(PROMOTIONS, ctx)))
 
 
 def _saying(why: str, plan: EquationPlan) -> EquationPlan:
@@ -294,77 +309,77 @@ def _saying(why: str, plan: EquationPlan) -> EquationPlan:
     )
 
 
-def _reads_what_needs_digits(at: Place) -> EquationPlan | None:
+def _reads_what_needs_digits(ctx: Context) -> EquationPlan | None:
     """A contraction of positions, a stencil, or (for float16) an unbounded `exp` is float32.
 
     Without it: the angle of position 255, a number of bfloat16, was half a radian off, the
     Laplacian of a smooth field 3.7 times its size, and `exp(s) @ v` infinite from scores of 11.1.
     """
-    reasons = (reason for i in (0, 1) if (reason := _needs_digits(at, i)) is not None)
-    return next((in_dtype(at, FLOAT32, reason) for reason in reasons), None)
+    reasons = (reason for i in (0, 1) if (reason := _needs_digits(ctx, i)) is not None)
+    return next((in_dtype(ctx, FLOAT32, reason) for reason in reasons), None)
 
 
-def _needs_digits(at: Place, i: int) -> Reason | None:
+def _needs_digits(ctx: Context, i: int) -> Reason | None:
     """Returns why operand ``i`` of a contraction needs float32, None if it does not."""
-    state, made, constant = at.given[i], at.made[i], at.given[i].const_range
+    state, marks, constant = ctx.given[i], ctx.marks[i], ctx.given[i].const_range
     if constant is not None:
         # The result is a small difference of its terms. No learned weight adds up to 0.
         if constant.is_stencil():
             return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
-        if constant.has_both_signs() and reading.multiplies_points(at.eqn, i):
+        if constant.has_both_signs() and reading.multiplies_points(ctx.eqn, i):
             return Reason(ReasonCode.LITERAL, f"constant {i} adds and subtracts points", (i,))
     # An angle is a position times a frequency. Integers with a known bound are positions. Inputs
     # have none: they are positions if at most three are summed (x, y, z), else a mask, one-hot
     # rows, an adjacency or a weight.
     bound = state.integer_bound
     is_counted = bound is not None and 1 < bound < math.inf
-    if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(at.eqn))):
+    if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(ctx.eqn))):
         return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
     # Positions that are scaled, or are a constant of the program, are evenly spaced numbers.
-    if made.counted or (constant is not None and constant.is_even()):
+    if marks.counted or (constant is not None and constant.is_even()):
         return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
     # An `exp` of a value less its row's maximum is at most 1, and so is that of a negated square.
-    if made.exponential and state.dtype == FLOAT32 and at.compute_dtype == np.float16:
+    if marks.exponential and state.dtype == FLOAT32 and ctx.compute_dtype == np.float16:
         return Reason(ReasonCode.LITERAL, f"operand {i} is an exp without a bound", (i,))
     return None
 
 
-def _is_needed(at: Place) -> EquationPlan | None:
+def _is_needed(ctx: Context) -> EquationPlan | None:
     """A contraction is float32 if a consumer needs its digits: squares, a decomposition, an index.
 
     Without it: see `EXPANDED`, `DECOMPOSED` and `CHAINED`; 98 % of the cells of a quantizer of
     mixed radices were wrong.
     """
-    if at.need & OF_PRODUCTS:
-        row = next(row for row in ROWS if at.need & row.need & OF_PRODUCTS)
-        return in_dtype(at, FLOAT32, Reason(ReasonCode.FEEDER, READ_BY + row.reader))
-    is_index = at.need & Need.SNAP and _reads_whole(at) is False
-    return in_dtype(at, FLOAT32, _WHOLE) if is_index else None
+    if ctx.need & OF_PRODUCTS:
+        row = next(row for row in ROWS if ctx.need & row.need & OF_PRODUCTS)
+        return in_dtype(ctx, FLOAT32, Reason(ReasonCode.FEEDER, READ_BY + row.consumer))
+    is_index = ctx.need & Need.SNAP and _reads_whole(ctx) is False
+    return in_dtype(ctx, FLOAT32, _WHOLE) if is_index else None
 
 
-def _reads_whole(at: Place) -> bool | None:
+def _reads_whole(ctx: Context) -> bool | None:
     """Returns whether 16 bits hold the operands of a product of integers, None for other products.
 
     A product of integers and other values counts if its result becomes an index, such as a table
     times one-hot rows.
     """
-    held = [_holds_whole(at, i) for i in (0, 1)]
-    if held == [None, None] or (None in held and not at.need & Need.SNAP):
+    held = [_holds_whole(ctx, i) for i in (0, 1)]
+    if held == [None, None] or (None in held and not ctx.need & Need.SNAP):
         return None
     return all(held)
 
 
-def _holds_whole(at: Place, i: int) -> bool | None:
+def _holds_whole(ctx: Context, i: int) -> bool | None:
     """Returns whether 16 bits hold the integers in an operand, None for other operands."""
-    state = at.given[i]
+    state = ctx.given[i]
     if state.const_range is not None:
         found = state.const_range.holds_whole()
-        return None if found is None else at.compute_dtype in found
-    if not at.made[i].whole:
+        return None if found is None else ctx.compute_dtype in found
+    if not ctx.marks[i].whole:
         return None
     known = state.known_value
     with np.errstate(over="ignore"):  # infinity is another number
-        is_held = known is not None and at.compute_dtype.type(known) == known
+        is_held = known is not None and ctx.compute_dtype.type(known) == known
     return state.may_be_rounded or bool(is_held)
 
 
@@ -376,35 +391,35 @@ GUARDS: tuple[Link, ...] = (
 )
 
 
-def _accumulating(at: Place, plan: EquationPlan) -> EquationPlan:
+def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
     """Returns the plan of a matmul that returns the gradients of its sources as accumulators.
 
     Not of convolutions: XLA's GPU backend computes one with a float32 result in float32.
     """
-    if at.name not in _CONTRACTS or not _is_rounded(plan):
+    if ctx.name not in _CONTRACTS or not _is_rounded(plan):
         return plan
     # The gradient of a weight is a sum over a batch on many devices. Rounded before it is added up
     # there, it loses what differs between them: 257 becomes 256 in bfloat16.
     # ``level="by_hand"`` takes that loss for half the bytes between the devices.
-    action = _contract(at, plan)
+    action = _contract(ctx, plan)
     of_source = action.of_sources and any(
-        s.source is not None and s.dtype == FLOAT32 for s in at.given[:2]
+        s.source is not None and s.dtype == FLOAT32 for s in ctx.given[:2]
     )
-    accumulates = of_source and at.name != "conv_general_dilated"
+    accumulates = of_source and ctx.name != "conv_general_dilated"
     return dataclasses.replace(plan, action=action) if accumulates else plan
 
 
-def _contract(at: Place, plan: EquationPlan) -> Contract:
+def _contract(ctx: Context, plan: EquationPlan) -> Contract:
     params = plan.action.params if isinstance(plan.action, Bind) else {}
-    return Contract(not at.policy.rounds_weight_gradients, params)
+    return Contract(not ctx.policy.rounds_weight_gradients, params)
 
 
-def _with_float32_result(at: Place, plan: EquationPlan, reason: Reason) -> EquationPlan:
+def _with_float32_result(ctx: Context, plan: EquationPlan, reason: Reason) -> EquationPlan:
     """Returns the plan of a 16-bit contraction whose float32 accumulator is its result."""
     if not _is_rounded(plan):
         return plan
     results = tuple(ValueState(FLOAT32) for _ in plan.results)
-    return dataclasses.replace(plan, results=results, reason=reason, action=_contract(at, plan))
+    return dataclasses.replace(plan, results=results, reason=reason, action=_contract(ctx, plan))
 
 
 def _is_rounded(plan: EquationPlan) -> bool:
@@ -416,118 +431,118 @@ def _is_rounded(plan: EquationPlan) -> bool:
 # --- PROMOTE --------------------------------------------------------------------------------
 
 
-def _leads_to_no_product(at: Place) -> EquationPlan | None:
+def _leads_to_no_product(ctx: Context) -> EquationPlan | None:
     """A value is computed in 16 bits only on a path from a product to a product: else float32.
 
     Without it: `int(sigmoid(x @ w) * 255)` was wrong in 2 to 25 % of its elements in bfloat16.
     """
-    if at.need & Need.LEADS or at.name in _COMPUTES_NOTHING:
+    if ctx.need & Need.LEADS or ctx.name in _COMPUTES_NOTHING:
         return None
-    plan = next(_plans(_PROMOTES, at))
+    plan = next(_plans(_PROMOTES, ctx))
     # Values that the program declares in 16 bits stay there.
     is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and plan.results[0].dtype != FLOAT32
-    if is_rounded and at.declared(at.eqn.outvars[0]) == FLOAT32:
-        return in_dtype(at, FLOAT32, _NO_PRODUCT)
+    if is_rounded and ctx.declared(ctx.eqn.outvars[0]) == FLOAT32:
+        return in_dtype(ctx, FLOAT32, _NO_PRODUCT)
     return plan
 
 
-def _is_accumulator(at: Place) -> EquationPlan | None:
+def _is_accumulator(ctx: Context) -> EquationPlan | None:
     """A value that is added to again and again is float32 (not at "compute").
 
     Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %.
     """
-    accumulates = at.accumulates and not at.policy.data_abstains
-    return in_dtype(at, FLOAT32, _ACCUMULATES) if accumulates else None
+    accumulates = ctx.accumulates and not ctx.policy.data_abstains
+    return in_dtype(ctx, FLOAT32, _ACCUMULATES) if accumulates else None
 
 
-def _derivative_leaves(at: Place) -> EquationPlan | None:
+def _derivative_leaves(ctx: Context) -> EquationPlan | None:
     """An equation whose derivative may leave float16 runs in float32, and is rounded once.
 
     Without it: a gradient of linear attention was 20 times its size off, that of a GELU NaN.
     """
     # JAX's rule of `a / b` holds b**-2, which is 0 from 4,096 on and infinite below 1/256; its rule
     # of a cube, as in a GELU, holds 3 x**2, infinite from 148 on. No loss scale mends these.
-    if at.compute_dtype != np.float16:
+    if ctx.compute_dtype != np.float16:
         return None
     has_gradient = [
         i
-        for i, e in reading.derivative_exponents(at.eqn).items()
+        for i, e in reading.derivative_exponents(ctx.eqn).items()
         if leaves_float16(e)
-        and at.given[i].known_value is None
-        and at.given[i].source is not Source.CONST
+        and ctx.given[i].known_value is None
+        and ctx.given[i].source is not Source.CONST
     ]
     if not has_gradient:
         return None
-    plan = _saying("its derivative may leave float16", next(_plans(_BY_READERS_AND_VOTES, at)))
+    plan = _saying("its derivative may leave float16", next(_plans(_BY_READERS_AND_VOTES, ctx)))
     if not is_16_bit(plan.results[0].dtype):
         return None
-    full = in_dtype(at, FLOAT32, plan.reason)
-    return rounded_once(full, at.compute_dtype, plan.reason)
+    full = in_dtype(ctx, FLOAT32, plan.reason)
+    return rounded_once(full, ctx.compute_dtype, plan.reason)
 
 
-def _turns_positions(at: Place) -> EquationPlan | None:
+def _turns_positions(ctx: Context) -> EquationPlan | None:
     """At "compute", a sine of positions is a float32 constant, cast for 16-bit consumers.
 
     Without it: RoPE's factors made float32 of queries and keys: 2 to 3 % of a step's traffic.
     """
     # By hand, the results of sin and cos are cast before a product with a query, and the operand
     # is not.
-    if not at.policy.data_abstains or not at.made[0].angle:
+    if not ctx.policy.data_abstains or not ctx.marks[0].angle:
         return None
-    plan = in_dtype(at, FLOAT32, _TURN)
+    plan = in_dtype(ctx, FLOAT32, _TURN)
     results = (ValueState(FLOAT32, Source.CONST, may_be_rounded=True),)
     return dataclasses.replace(plan, results=results)
 
 
-def _is_norm(at: Place) -> EquationPlan | None:
+def _is_norm(ctx: Context) -> EquationPlan | None:
     """A product of a vector with itself is float32, as `norm` is.
 
     Without it: the squares of hundreds added up to infinity in float16.
     """
     # A function of sources alone stays float32 for its consumers, as in any other promotion.
-    if all([state.source is not None for state in at.given]):
+    if all([state.source is not None for state in ctx.given]):
         return None
-    return in_dtype(at, FLOAT32, _SQUARES) if reading.is_norm(at.eqn) else None
+    return in_dtype(ctx, FLOAT32, _SQUARES) if reading.is_norm(ctx.eqn) else None
 
 
-def _readers_agree(at: Place) -> EquationPlan | None:
+def _readers_agree(ctx: Context) -> EquationPlan | None:
     """An equation runs in the dtype that its consumers request, unless a guard refuses."""
     # Requests come before votes: a value with consumers in another dtype would be cast for each,
     # and digits that a cast to 16 bits drops are lost to a float32 consumer.
-    for want in at.wants:
-        if want.demand is Demand.FULL:
-            code = ReasonCode.LOG_GUARD if at.name in _SATURATES else ReasonCode.FEEDER
-            return in_dtype(at, FLOAT32, _because(code, want))
-        is_held = literal_guard(at.given, at.floats, at.compute_dtype) is None
-        if want.demand is Demand.LOW and is_held:
-            return in_dtype(at, at.compute_dtype, _because(ReasonCode.CLEAR_NARROW, want))
+    for request in ctx.requests:
+        if request.use is Use.FULL:
+            code = ReasonCode.LOG_GUARD if ctx.name in _SATURATES else ReasonCode.FEEDER
+            return in_dtype(ctx, FLOAT32, _because(code, request))
+        is_held = literal_guard(ctx.given, ctx.floats, ctx.compute_dtype) is None
+        if request.use is Use.LOW and is_held:
+            return in_dtype(ctx, ctx.compute_dtype, _because(ReasonCode.CLEAR_NARROW, request))
     return None
 
 
-def _voters_decide(at: Place) -> EquationPlan | None:
+def _voters_decide(ctx: Context) -> EquationPlan | None:
     """As in PyTorch and NumPy, the widest voter sets the dtype; see `_of_sources` if none votes."""
-    given, floats = at.given, at.floats
-    votes = voters(at)
+    given, floats = ctx.given, ctx.floats
+    votes = voters(ctx)
     if not votes:
-        return _of_sources(at)
+        return _of_sources(ctx)
     # A value that the program itself declares in 16 bits stays there, at every level.
-    declared_full = any(aval_of(at.eqn.invars[i]).dtype == FLOAT32 for i in votes)
-    if at.policy.level == "tensor_cores" and declared_full and at.name not in DATA_MOVEMENT:
-        return in_dtype(at, FLOAT32, _TENSOR_CORES)
-    target = at.joined(votes)
+    declared_full = any(aval_of(ctx.eqn.invars[i]).dtype == FLOAT32 for i in votes)
+    if ctx.policy.level == "tensor_cores" and declared_full and ctx.name not in DATA_MOVEMENT:
+        return in_dtype(ctx, FLOAT32, _TENSOR_CORES)
+    target = ctx.joined(votes)
     if target == FLOAT32:
         by = next((i for i in votes if given[i].dtype == FLOAT32), votes[0])
         source = given[by].source
         what = "computed" if source is None else f"a {source.value} source"
         cause = f"operand {by} is {target}, {what}"
-        return in_dtype(at, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
+        return in_dtype(ctx, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
     reason = literal_guard(given, floats, target)
-    if reason is None and not at.policy.data_abstains:
-        reason = far_literal(at, target)
+    if reason is None and not ctx.policy.data_abstains:
+        reason = far_literal(ctx, target)
     if reason is not None:
-        return in_dtype(at, FLOAT32, reason)
+        return in_dtype(ctx, FLOAT32, reason)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
-    return in_dtype(at, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
+    return in_dtype(ctx, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
 
 
 _BY_READERS_AND_VOTES: tuple[Link, ...] = (Link(_readers_agree), Link(_voters_decide))
@@ -543,26 +558,26 @@ _PROMOTES: tuple[Link, ...] = (
 PROMOTIONS: tuple[Link, ...] = (Link(_leads_to_no_product), *_PROMOTES)
 
 
-def _of_sources(at: Place) -> EquationPlan:
+def _of_sources(ctx: Context) -> EquationPlan:
     """A function of sources alone is a source: it stays in its own dtype for its consumers."""
-    floats, given = at.floats, at.given
+    floats, given = ctx.floats, ctx.given
     # A value beyond the range of 16 bits after a literal is computed: no cast may follow.
-    reason = literal_guard(given, floats, at.compute_dtype)
+    reason = literal_guard(given, floats, ctx.compute_dtype)
     if reason is not None:
-        return in_dtype(at, FLOAT32, reason)
+        return in_dtype(ctx, FLOAT32, reason)
     # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
-    if at.policy.data_abstains and starts_stream(at):
-        return in_dtype(at, at.compute_dtype, _ROWS)
+    if ctx.policy.data_abstains and starts_stream(ctx):
+        return in_dtype(ctx, ctx.compute_dtype, _ROWS)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
     kinds = {given[i].source for i in floats}
     order = (Source.DATA, Source.PARAM, Source.CONST)
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
-    plan = in_dtype(at, at.joined(floats), reason)
+    plan = in_dtype(ctx, ctx.joined(floats), reason)
     # A selection of values that may be rounded may be rounded: `where(mask, 1.0, 0.0)`.
-    harmless = at.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
+    harmless = ctx.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
     tags = [s.tag for s in given if s.tag is not None and source is Source.PARAM]
     tag = tags[0].moved(is_whole=False) if tags else None
-    made = functools.partial(dataclasses.replace, source=source, may_be_rounded=harmless, tag=tag)
-    results = tuple(s if s.dtype is None else made(s) for s in plan.results)
+    marks = functools.partial(dataclasses.replace, source=source, may_be_rounded=harmless, tag=tag)
+    results = tuple(s if s.dtype is None else marks(s) for s in plan.results)
     return dataclasses.replace(plan, results=results)

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, body_of
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
-from .mark_sweep import AllMarks, Memo, given_to, marks_of, moved_in, of
+from .mark_sweep import AllMarks, Memo, given_to, lookup, marks_of, moved_in
 from .marks import Marks
 from .symbolic_sizes import at_least, element_count
 
@@ -40,7 +40,7 @@ _CONTRACTS = having("contracts")
 _JOINS = having("joins")
 _MOVES = having("moves") | _JOINS | {"convert_element_type", "neg", "reduce_window_sum", "div"}
 _MULTIPLIES = _CONTRACTS | {"mul"}
-_MOST = 8
+_MAX_IMAGES = 8
 
 
 def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
@@ -54,12 +54,12 @@ def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
     key = "images", id(jaxpr), tuple(inputs)
     if key in memo:
         return memo[key]
-    marks, moved = marks_of(jaxpr, inputs, memo), moved_in(jaxpr, inputs, memo)
+    all_marks, moved = marks_of(jaxpr, inputs, memo), moved_in(jaxpr, inputs, memo)
     found: dict[Any, Mapping[Any, Made]] = {}
     for eqn in jaxpr.eqns:
         if is_call(eqn):
-            found.update(_returned(eqn, given_to(eqn, marks, moved), found, memo))
-        elif made := _of_result(eqn, marks, found):
+            found.update(_returned(eqn, given_to(eqn, all_marks, moved), found, memo))
+        elif made := _of_result(eqn, all_marks, found):
             found.update(dict.fromkeys(eqn.outvars, made))
     memo[key] = found
     return found
@@ -70,12 +70,12 @@ def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
     return {} if isinstance(v, Literal) else images.get(v) or {v: ITSELF}
 
 
-def cancelled(eqn: JaxprEqn, made: Sequence[Marks], images: Images) -> list[Atom]:
+def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Atom]:
     """Returns the operands of a difference that nearly cancel, as two images of one array.
 
     Args:
         eqn: A difference.
-        made: The marks of its operands.
+        marks: The marks of its operands.
         images: As `images_in` returns them.
     """
     a, b = (image_of(v, images) for v in eqn.invars)
@@ -84,21 +84,24 @@ def cancelled(eqn: JaxprEqn, made: Sequence[Marks], images: Images) -> list[Atom
         pair = {a[array], b[array]}
         if Made.AVERAGED in pair and pair <= {ITSELF, Made.AVERAGED}:
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
-        if pair == {ITSELF} and all([m.averaged == 2 for m in made]):
+        if pair == {ITSELF} and all([m.averaged == 2 for m in marks]):
             found += eqn.invars  # neighbors in an average
         if ITSELF in pair and any([m & Made.SQUARED for m in pair]):
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
     return found
 
 
-def _of_result(eqn: JaxprEqn, marks: AllMarks, images: Images) -> Mapping[Any, Made]:
+def _of_result(eqn: JaxprEqn, all_marks: AllMarks, images: Images) -> Mapping[Any, Made]:
     name = eqn.primitive.name
     if name in _MOVES:
         first = [image_of(v, images) for v in (eqn.invars if name in _JOINS else eqn.invars[:1])]
-        return {} if len(first) > _MOST else {v: m for image in first for v, m in image.items()}
+        return (
+            {} if len(first) > _MAX_IMAGES else {v: m for image in first for v, m in image.items()}
+        )
     if name not in _MULTIPLIES:
         return {}
-    (a, b), (ma, mb) = [image_of(v, images) for v in eqn.invars[:2]], of(marks, eqn.invars[:2])
+    a, b = [image_of(v, images) for v in eqn.invars[:2]]
+    ma, mb = lookup(all_marks, eqn.invars[:2])
     if name == "mul":
         if _is_number(eqn.invars[0], ma):
             return b
@@ -108,13 +111,13 @@ def _of_result(eqn: JaxprEqn, marks: AllMarks, images: Images) -> Mapping[Any, M
         return {v: m | Made.AVERAGED for v, m in (b if ma.fixed else a).items()}
     both = a.keys() & b.keys()
     squared = {v: Made.SQUARED for v in both if a[v] & b[v] & Made.PROJECTED}
-    if squared or name == "mul" or len(a) + len(b) > _MOST:
+    if squared or name == "mul" or len(a) + len(b) > _MAX_IMAGES:
         return squared
     return {v: a.get(v, ITSELF) | b.get(v, ITSELF) | Made.PROJECTED for v in (*a, *b)}
 
 
-def _is_number(v: Atom, made: Marks) -> bool:
-    return made.spread == 1 or at_least(1, element_count(v))
+def _is_number(v: Atom, marks: Marks) -> bool:
+    return marks.spread == 1 or at_least(1, element_count(v))
 
 
 def _returned(

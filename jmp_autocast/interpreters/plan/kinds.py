@@ -16,7 +16,7 @@ from ...policies.callables import has_hash
 from ..compat import AnyJaxpr, Literal, body_of, consts_of, scope_names
 
 # The key of a jaxpr costs time for each equation; longer jaxprs are traced once, or jitted.
-_MOST = 32
+_MAX_EQNS = 32
 
 
 def kind_of(jaxpr: AnyJaxpr) -> Hashable:
@@ -26,7 +26,7 @@ def kind_of(jaxpr: AnyJaxpr) -> Hashable:
         jaxpr: An open or closed jaxpr.
     """
     body = body_of(jaxpr)
-    if len(body.eqns) > _MOST or body.constvars or consts_of(jaxpr) or body.effects:
+    if len(body.eqns) > _MAX_EQNS or body.constvars or consts_of(jaxpr) or body.effects:
         return None
     numbers = {v: i for i, v in enumerate(body.invars)}
     parts: list[Hashable] = [tuple([v.aval for v in body.invars])]

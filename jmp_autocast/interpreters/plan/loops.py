@@ -12,7 +12,7 @@ from ..compat import body_of
 from ..primitives.structure import Body, bodies
 from ..regions import Region
 from .call_operands import cast_states, read_low
-from .data import Demand, EquationPlan, Inside, Place, Plan, Source, ValueState, Want
+from .data import Context, EquationPlan, Inside, Plan, Request, Source, Use, ValueState
 from .float_dtypes import is_16_bit
 from .mark_sweep import inputs_of
 from .marks import PARAMETER, Marks
@@ -59,9 +59,9 @@ def _as_parameters(
 
 
 @plans("scan")
-def _scan(planner: Plans, at: Place) -> EquationPlan:
+def _scan(planner: Plans, ctx: Context) -> EquationPlan:
     """A scan: constants are cast before it; each carry has one dtype in all iterations."""
-    (body,), given = bodies(at.eqn), at.given
+    (body,), given = bodies(ctx.eqn), ctx.given
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]
     # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet
@@ -70,32 +70,32 @@ def _scan(planner: Plans, at: Place) -> EquationPlan:
     fixed = loop_invariants(_as_parameters(given[:start], widened))
     tagged = [(s, s.tag) for s in given[end:]]
     xs = [s if tag is None else dataclasses.replace(s, tag=tag.sliced()) for s, tag in tagged]
-    ys = at.wants[len(initial) :]
-    accumulating = _accumulating(planner.policy, at, body)
+    ys = ctx.requests[len(initial) :]
+    accumulating = _accumulating(planner.policy, ctx, body)
 
-    needs = _needs_of_carries(planner, at)
-    made = inputs_of(body, at.made, planner.memo)[start:end]
+    needs = _needs_of_carries(planner, ctx)
+    marks = inputs_of(body, ctx.marks, planner.memo)[start:end]
 
-    def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Want]) -> Plan:
-        inputs = [*fixed, *_carried(carries, accumulating, made), *xs]
+    def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Request]) -> Plan:
+        inputs = [*fixed, *_carried(carries, accumulating, marks), *xs]
         pairs = zip(returned, needs, strict=True)
-        wants = [dataclasses.replace(want, needs=need) for want, need in pairs]
+        requests = [dataclasses.replace(request, needs=need) for request, need in pairs]
         while True:
-            plan = planner.plan(body.jaxpr, inputs, [*wants, *ys], at.region.names)
-            told = list(map(_with_next_step, wants, plan.demands[start:end]))
-            if told == wants:  # each carry changes at most once: a fixed point
+            plan = planner.plan(body.jaxpr, inputs, [*requests, *ys], ctx.region.names)
+            stepped = list(map(_with_next_step, requests, plan.uses[start:end]))
+            if stepped == requests:  # each carry changes at most once: a fixed point
                 return plan
-            wants = told
+            requests = stepped
 
     # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
     # is settled before anything else is read from the plan.
-    carries, reason = _carries(planner.policy, at, body, accumulating, plan_body)
-    returned = [Want(d) for d in carries]
+    carries, reason = _carries(planner.policy, ctx, body, accumulating, plan_body)
+    returned = [Request(d) for d in carries]
     inner = plan_body(carries, returned)
     # A slice of data is cast with its siblings, before the loop; one of a stacked parameter inside,
     # so that a copy of all layers never exists at once.
     operands = [*widened, *(None,) * (len(given) - start)]
-    operands[end:] = read_low(inner, at, (None, Source.DATA))[end:]
+    operands[end:] = read_low(inner, ctx, (None, Source.DATA))[end:]
     if any(operands[end:]):
         xs = cast_states(xs, operands[end:])
         inner = plan_body(carries, returned)
@@ -104,51 +104,51 @@ def _scan(planner: Plans, at: Place) -> EquationPlan:
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
     ]
-    of_carries = [Demand.of(d) for d in carries]
+    of_carries = [Use.of(d) for d in carries]
     return EquationPlan(
         Inside((inner,), inner.identity and not any(operands)),
         given,
         tuple(operands),
         (*map(ValueState, carries), *stacked_states(inner.outputs[len(carries) :])),
         reason,
-        demands=(*inner.demands[:start], *of_carries, *inner.demands[end:]),
+        uses=(*inner.uses[:start], *of_carries, *inner.uses[end:]),
     )
 
 
 def _carried(
     dtypes: Sequence[np.dtype | None],
     accumulating: Collection[int],
-    made: Sequence[Marks],
+    marks: Sequence[Marks],
 ) -> list[ValueState]:
-    """Returns the states of the carries of a loop, inside the loop; ``made`` are their marks."""
-    marks = [
+    """Returns the states of the carries of a loop, inside the loop; ``marks`` are their marks."""
+    carry_marks = [
         m._replace(summed=k in accumulating) if m.summed or k in accumulating else m
-        for k, m in enumerate(made)
+        for k, m in enumerate(marks)
     ]
-    return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, marks, strict=True)]
+    return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, carry_marks, strict=True)]
 
 
-def _needs_of_carries(planner: Plans, at: Place) -> list[int]:
+def _needs_of_carries(planner: Plans, ctx: Context) -> list[int]:
     """Returns the needs of the carries, in the next iteration and after the loop."""
-    of_results = [Need(want.needs) for want in at.wants]
-    *_, last = needs_in_bodies(at.eqn, of_results, planner.memo, at.made)
+    of_results = [Need(request.needs) for request in ctx.requests]
+    *_, last = needs_in_bodies(ctx.eqn, of_results, planner.memo, ctx.marks)
     return [int(last.returned[k]) for _, k in last.body.carries]
 
 
-def _with_next_step(want: Want, read: Demand) -> Want:
+def _with_next_step(request: Request, read: Use) -> Request:
     """Returns the request for a carry, from the consumers in the next iteration.
 
     A tanh of 9 is 1 in bfloat16, and its `arctanh` in the next step is infinite.
     """
-    if want.dtype is not None or want.demand or not read & Demand.FULL:
-        return want
-    if not want.needs & LOST:
-        return want
-    both, reader = Demand.LOW | Demand.FULL, "the next step"
-    return dataclasses.replace(want, demand=both, fulls=1, reader=reader)
+    if request.dtype is not None or request.use or not read & Use.FULL:
+        return request
+    if not request.needs & LOST:
+        return request
+    both, consumer = Use.LOW | Use.FULL, "the next step"
+    return dataclasses.replace(request, use=both, fulls=1, consumer=consumer)
 
 
-def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:
+def _accumulating(policy: Policy, ctx: Context, body: Body) -> frozenset[int]:
     """Returns the carries of a scan that add up over its iterations."""
     jaxpr, count = body_of(body.jaxpr), len(body.carries)
     found = accumulating_carries(jaxpr, body.fixed, count)
@@ -158,7 +158,7 @@ def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:
         # One that was cast before a function with a rule of its own is no source inside of it.
         parameters = frozenset(
             i
-            for i, (state, m) in enumerate(zip(at.given, at.made, strict=True))
+            for i, (state, m) in enumerate(zip(ctx.given, ctx.marks, strict=True))
             if state.source is Source.PARAM or m.given == PARAMETER.given
         )
         found -= residual_streams(jaxpr, body.fixed, count, parameters)
@@ -167,21 +167,21 @@ def _accumulating(policy: Policy, at: Place, body: Body) -> frozenset[int]:
 
 def _carries(
     policy: Policy,
-    at: Place,
+    ctx: Context,
     body: Body,
     accumulating: frozenset[int],
     plan_body: Callable[..., Plan],
 ) -> tuple[list[np.dtype | None], Reason]:
     """Returns the dtype of each carry of a scan, and why those that are float32 are."""
     start, count = body.fixed, len(body.carries)
-    initial = at.given[start : start + count]
+    initial = ctx.given[start : start + count]
     variables = body_of(body.jaxpr).invars[start : start + count]
-    declared = list(map(at.declared, variables))
-    guess = _first_guess(declared, initial, accumulating, at.region, policy.data_abstains)
+    declared = list(map(ctx.declared, variables))
+    guess = _first_guess(declared, initial, accumulating, ctx.region, policy.data_abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
         # A carry with a trial dtype may return from the body in another; a declared dtype is kept.
-        free = [Want(d if d == e else None) for d, e in zip(carries, declared, strict=True)]
+        free = [Request(d if d == e else None) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
     carries = _settled(guess, declared, initial, returned_by_body)
@@ -291,40 +291,40 @@ def _carry_reason(
 
 
 @plans("while")
-def _while(planner: Plans, at: Place) -> EquationPlan:
+def _while(planner: Plans, ctx: Context) -> EquationPlan:
     """A while loop: nobody knows how often it runs, so all its carries keep their declared dtypes.
 
     Half an ulp of bfloat16 a step, 2**-9 of the value, is all of it after 512 steps.
     """
     # No carry is tried in 16 bits: over unknown iterations the error has no bound.
-    held, given = bodies(at.eqn), at.given
-    inner, demands = [], full_if_float(at)
-    dtypes = [at.declared(v) for v in at.eqn.outvars]
-    needs = _needs_of_carries(planner, at)
+    held, given = bodies(ctx.eqn), ctx.given
+    inner, uses = [], full_if_float(ctx)
+    dtypes = [ctx.declared(v) for v in ctx.eqn.outvars]
+    needs = _needs_of_carries(planner, ctx)
     for body in held:
         jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
         inputs = loop_invariants([given[i] for i in constants])
         accumulating = accumulating_carries(jaxpr, body.fixed, len(body.carries))
-        made = inputs_of(body, at.made, planner.memo)[body.fixed :]
-        inputs += _carried(dtypes, accumulating, made)
+        marks = inputs_of(body, ctx.marks, planner.memo)[body.fixed :]
+        inputs += _carried(dtypes, accumulating, marks)
         returned = [
-            Want() if r is None else Want(dtype=dtypes[k], needs=needs[k])
+            Request() if r is None else Request(dtype=dtypes[k], needs=needs[k])
             for k, r in enumerate(body.results)
         ]
-        plan = planner.plan(body.jaxpr, inputs, returned, at.region.names)
+        plan = planner.plan(body.jaxpr, inputs, returned, ctx.region.names)
         inner.append(plan)
-        for i, demand in zip(constants, plan.demands[: body.fixed], strict=True):
-            demands[i] = demand
+        for i, use in zip(constants, plan.uses[: body.fixed], strict=True):
+            uses[i] = use
     start = sum(body.fixed for body in held)
     pairs = zip(dtypes, given[start:], strict=True)
     restored = [None if dtype == state.dtype else dtype for dtype, state in pairs]
     unchanged = all(plan.identity for plan in inner) and not any(restored)
-    kept = tuple(i for i in range(start, len(given)) if at.declared(at.eqn.invars[i]))
+    kept = tuple(i for i in range(start, len(given)) if ctx.declared(ctx.eqn.invars[i]))
     return EquationPlan(
         Inside(tuple(inner), unchanged),
         given,
         (*(None,) * start, *restored),
         tuple(map(ValueState, dtypes)),
         Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
-        demands=tuple(demands),
+        uses=tuple(uses),
     )

@@ -47,27 +47,27 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         return memo[key]
     moved = moved_in(jaxpr, inputs, memo)
     alone = [m._replace(same=0) for m in inputs]
-    marks = {v: m for v, m in zip(jaxpr.invars, alone, strict=True) if m != NONE}
-    marks.update(dict.fromkeys(jaxpr.constvars, CONSTANT))
+    all_marks = {v: m for v, m in zip(jaxpr.invars, alone, strict=True) if m != NONE}
+    all_marks.update(dict.fromkeys(jaxpr.constvars, CONSTANT))
     for eqn in jaxpr.eqns:
-        made = of(marks, eqn.invars)
+        marks = lookup(all_marks, eqn.invars)
         if eqn.primitive.name in STRUCTURES:
-            found = _of_structure(eqn, given_to(eqn, marks, moved), memo)
+            found = _of_structure(eqn, given_to(eqn, all_marks, moved), memo)
         elif eqn.primitive.name in _CONTRACTS:
             a, b = [_array(v, moved) for v in eqn.invars[:2]]
-            found = [marks_of_contraction(eqn, made, is_gram=a is b)]
+            found = [marks_of_contraction(eqn, marks, is_gram=a is b)]
         else:
-            found = [_of_equal(eqn, made, memo)] * len(eqn.outvars)
-        if all([m.fixed for m in made]):
+            found = [_of_equal(eqn, marks, memo)] * len(eqn.outvars)
+        if all([m.fixed for m in marks]):
             found = [m._replace(fixed=True) for m in found]
-        marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
-    memo[key] = marks
-    return marks
+        all_marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
+    memo[key] = all_marks
+    return all_marks
 
 
-def of(marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
+def lookup(all_marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
     """Returns the marks of variables and literals."""
-    return [_of_number(v) if isinstance(v, Literal) else marks.get(v, NONE) for v in atoms]
+    return [_of_number(v) if isinstance(v, Literal) else all_marks.get(v, NONE) for v in atoms]
 
 
 def _of_number(literal: Literal) -> Marks:
@@ -78,18 +78,18 @@ def _of_number(literal: Literal) -> Marks:
     return WHOLE_NUMBER if is_whole else NUMBER
 
 
-def _of_equal(eqn: JaxprEqn, made: Sequence[Marks], memo: Memo) -> Marks:
+def _of_equal(eqn: JaxprEqn, marks: Sequence[Marks], memo: Memo) -> Marks:
     """Returns the marks of results, once for equal equations on operands of equal marks."""
     operands = [sign_of(v) if isinstance(v, Literal) else None for v in eqn.invars]
     is_same = len(eqn.invars) > 1 and eqn.invars[0] is eqn.invars[1]
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    key = (eqn.primitive, is_same, *operands, *avals, *made, *eqn.params.values())
+    key = (eqn.primitive, is_same, *operands, *avals, *marks, *eqn.params.values())
     try:
         found = memo.get(key)
     except TypeError:  # a parameter without a hash
-        return marks_of_result(eqn, made)
+        return marks_of_result(eqn, marks)
     if found is None:
-        found = memo[key] = marks_of_result(eqn, made)
+        found = memo[key] = marks_of_result(eqn, marks)
     return found
 
 
@@ -131,7 +131,7 @@ def _returned(eqn: JaxprEqn, moved: Mapping[Any, Atom], memo: Memo) -> dict[Any,
     return {v: outer.setdefault(w, v) for v, w in pairs if not isinstance(w, Literal)}
 
 
-def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Any, Atom]) -> list[Marks]:
+def given_to(eqn: JaxprEqn, all_marks: AllMarks, moved: Mapping[Any, Atom]) -> list[Marks]:
     """Returns the marks of the operands of a call or a loop, and which of them alias one array.
 
     In a `jit` of ``a @ b.T`` only these marks show that both are one array: distances of a Gram
@@ -139,17 +139,17 @@ def given_to(eqn: JaxprEqn, marks: AllMarks, moved: Mapping[Any, Atom]) -> list[
 
     Args:
         eqn: The call or the loop.
-        marks: The result of `marks_of`.
+        all_marks: The result of `marks_of`.
         moved: The result of `moved_in`.
     """
     # Rows of an array are no rows of its transpose.
     arrays = [_array(v, moved) if is_call(eqn) else v for v in eqn.invars]
-    places: dict[Any, list[int]] = {}
+    contexts: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
         if not isinstance(array, Literal):
-            places.setdefault(array, []).append(i)
-    found = of(marks, eqn.invars)
-    for several in places.values():
+            contexts.setdefault(array, []).append(i)
+    found = lookup(all_marks, eqn.invars)
+    for several in contexts.values():
         for i in several if len(several) > 1 else ():
             found[i] = found[i]._replace(same=several[0] + 1)
     return found
@@ -161,7 +161,7 @@ def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Mar
         jaxpr = body_of(body.jaxpr)
         inner = marks_of(jaxpr, inputs_of(body, given, memo), memo)
         accumulated = accumulated_in(body, memo)
-        for k, (r, m) in enumerate(zip(body.results, of(inner, jaxpr.outvars), strict=True)):
+        for k, (r, m) in enumerate(zip(body.results, lookup(inner, jaxpr.outvars), strict=True)):
             if r is not None:
                 found[r].append(m._replace(summed=True) if k in accumulated else m)
     return [Marks.union(several) if several else NONE for several in found]
@@ -194,9 +194,9 @@ def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
     """Returns the marks of a loop's inputs, with those of the carries after an iteration."""
     jaxpr = body_of(body.jaxpr)
     while True:
-        before, made = list(inputs), of(marks_of(jaxpr, inputs, memo), jaxpr.outvars)
+        before, marks = list(inputs), lookup(marks_of(jaxpr, inputs, memo), jaxpr.outvars)
         for i, k in body.carries:
-            inputs[i] = Marks.union([inputs[i], made[k]])._replace(summed=inputs[i].summed)
+            inputs[i] = Marks.union([inputs[i], marks[k]])._replace(summed=inputs[i].summed)
         if inputs == before:  # it ends: `union` moves each mark in one direction only
             return inputs
 
@@ -209,11 +209,11 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
         return [m._replace(exponential=True) if i in at else m for i, m in enumerate(inputs)]
 
     def returned(at: Collection[int]) -> frozenset[int]:
-        made = of(marks_of(jaxpr, marked(at), memo), jaxpr.outvars)
-        return frozenset(i for i, k in body.carries if made[k].exponential)
+        marks = lookup(marks_of(jaxpr, marked(at), memo), jaxpr.outvars)
+        return frozenset(i for i, k in body.carries if marks[k].exponential)
 
-    made = marks_of(jaxpr, inputs, memo)
-    shapes = {aval_of(v).shape for v, m in made.items() if m.exponential}
+    marks = marks_of(jaxpr, inputs, memo)
+    shapes = {aval_of(v).shape for v, m in marks.items() if m.exponential}
     # Beside a sum of them so far, each that is added leaves a sum of them.
     sums = frozenset(
         i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes

@@ -131,8 +131,8 @@ class Marks(NamedTuple):
     def union(cls, several: Sequence[Marks]) -> Marks:
         """Returns the marks of any of several branches; marks that lower a value, of all."""
         found = zip(cls._fields, zip(*several, strict=True), strict=True)
-        made = cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
-        return made if len({m.bound for m in several}) == 1 else made._replace(bound=0)
+        marks = cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
+        return marks if len({m.bound for m in several}) == 1 else marks._replace(bound=0)
 
 
 NONE = Marks()
@@ -147,17 +147,17 @@ BITS = Marks(bound=1, whole=True)
 _UNMARKED = (NONE, NUMBER, WHOLE_NUMBER)
 
 
-def full_size(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
+def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
     """Returns the positions of operands with the result's shape that are not broadcasts.
 
     Args:
         eqn: The equation.
-        made: The marks of its operands.
+        marks: The marks of its operands.
     """
     shape = _shape(eqn.outvars[0])
     return [
         i
-        for i, (v, m) in enumerate(zip(eqn.invars, made, strict=True))
+        for i, (v, m) in enumerate(zip(eqn.invars, marks, strict=True))
         if not isinstance(v, Literal) and not m.spread and _shape(v) == shape
     ]
 
@@ -166,14 +166,14 @@ def _shape(v: Atom) -> Any:
     return getattr(aval_of(v), "shape", None)  # a token has none
 
 
-def adds(eqn: JaxprEqn, made: Sequence[Marks]) -> list[int]:
+def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
     """Returns the operands of a sum that belongs to chains, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
     # A given operand votes by itself and belongs to no chain: the bias of `h @ w + b` has the size
     # of the product if the batch is one example.
-    summands = [i for i in full_size(eqn, made) if not made[i].given]
-    return summands if len(summands) == 2 and not is_convolved([made[i] for i in summands]) else []
+    summands = [i for i in full_size(eqn, marks) if not marks[i].given]
+    return summands if len(summands) == 2 and not is_convolved([marks[i] for i in summands]) else []
 
 
 def is_convolved(summands: Sequence[Marks]) -> bool:
@@ -181,24 +181,24 @@ def is_convolved(summands: Sequence[Marks]) -> bool:
     return bool(summands) and all(m.convolved and not m.scaled for m in summands)
 
 
-def is_convolved_sum(eqn: JaxprEqn, made: Sequence[Marks]) -> bool:
+def is_convolved_sum(eqn: JaxprEqn, marks: Sequence[Marks]) -> bool:
     """Returns whether an equation is a sum in the stream of a convolutional network."""
     if eqn.primitive.name not in _SUMS:
         return False
-    summands = full_size(eqn, made)
-    return len(summands) == 2 and is_convolved([made[i] for i in summands])
+    summands = full_size(eqn, marks)
+    return len(summands) == 2 and is_convolved([marks[i] for i in summands])
 
 
-def accumulates(eqn: JaxprEqn, made: Sequence[Marks], is_added: bool) -> bool:
+def accumulates(eqn: JaxprEqn, marks: Sequence[Marks], is_added: bool) -> bool:
     """Returns whether an equation computes an accumulator.
 
     Args:
         eqn: The equation.
-        made: The marks of its operands.
+        marks: The marks of its operands.
         is_added: Its result is a summand of another sum.
     """
-    summands = adds(eqn, made)
-    return bool(summands) and (is_added or any([made[i].summed for i in summands]))
+    summands = adds(eqn, marks)
+    return bool(summands) and (is_added or any([marks[i].summed for i in summands]))
 
 
 class Operands(NamedTuple):
@@ -206,12 +206,12 @@ class Operands(NamedTuple):
 
     Args:
         eqn: The equation.
-        made: Their marks.
+        marks: Their marks.
         large: The positions of those with the result's shape that are not broadcasts.
     """
 
     eqn: JaxprEqn
-    made: Sequence[Marks]
+    marks: Sequence[Marks]
     large: Sequence[int]
 
     @property
@@ -224,19 +224,19 @@ class Operands(NamedTuple):
         """The marks of operands that are joined, or scaled by given values or by a divisor."""
         # The dividend stays an average if the divisor is computed, such as a count or a degree.
         if self.name == "div":
-            return self.made[:1]
-        return self.made if self.name in _JOINS or any([m.given for m in self.made]) else ()
+            return self.marks[:1]
+        return self.marks if self.name in _JOINS or any([m.given for m in self.marks]) else ()
 
     @property
     def floats(self) -> list[Marks]:
         """The marks of the float operands."""
-        pairs = zip(self.eqn.invars, self.made, strict=False)  # a contraction has sizes, too
+        pairs = zip(self.eqn.invars, self.marks, strict=False)  # a contraction has sizes, too
         return [m for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
 
     def bound(self, i: int) -> int:
         """Returns the bound of an operand, the sign of a literal."""
         v = self.eqn.invars[i]
-        return sign_of(v) if isinstance(v, Literal) else self.made[i].bound
+        return sign_of(v) if isinstance(v, Literal) else self.marks[i].bound
 
 
 def sign_of(literal: Literal) -> int:
@@ -250,15 +250,15 @@ def sign_of(literal: Literal) -> int:
 
 
 def _most(it: Operands, mark: str) -> int:
-    return max([getattr(m, mark) for m in it.made])
+    return max([getattr(m, mark) for m in it.marks])
 
 
 def _least(it: Operands, mark: str) -> int:
-    return min([getattr(m, mark) for m in it.made])
+    return min([getattr(m, mark) for m in it.marks])
 
 
 def _all_large(it: Operands, mark: str) -> bool:
-    return bool(it.large) and all([getattr(it.made[i], mark) for i in it.large])
+    return bool(it.large) and all([getattr(it.marks[i], mark) for i in it.large])
 
 
 def _scaled(it: Operands, mark: str) -> int:
@@ -266,7 +266,7 @@ def _scaled(it: Operands, mark: str) -> int:
 
 
 def _scaled_by_given(it: Operands, mark: str) -> int:
-    return _most(it, mark) if any([m.given for m in it.made]) else 0
+    return _most(it, mark) if any([m.given for m in it.marks]) else 0
 
 
 def _of_cases(it: Operands, mark: str) -> bool:
@@ -278,7 +278,7 @@ def _of_cases(it: Operands, mark: str) -> bool:
 
 
 def _is_sum(it: Operands) -> bool:
-    return bool(adds(it.eqn, it.made))
+    return bool(adds(it.eqn, it.marks))
 
 
 def _factors(it: Operands) -> int:
@@ -286,15 +286,15 @@ def _factors(it: Operands) -> int:
         return 0
     if len(it.large) != 2:
         return _most(it, "factors")
-    return min(MOST_FACTORS, 1 + max([it.made[i].factors for i in it.large]))
+    return min(MOST_FACTORS, 1 + max([it.marks[i].factors for i in it.large]))
 
 
 def _scaled_last(it: Operands, mark: str) -> bool:
-    small = [bool(m.given) for i, m in enumerate(it.made) if i not in it.large]
+    small = [bool(m.given) for i, m in enumerate(it.marks) if i not in it.large]
     if small and it.name in _SCALES:
         return any(small)
     is_shifted = small and it.name in ("add", "sub")
-    return not is_shifted and any([it.made[i].scaled for i in it.large])
+    return not is_shifted and any([it.marks[i].scaled for i in it.large])
 
 
 def _fresh_scaled(it: Operands, mark: str) -> int:
@@ -323,21 +323,21 @@ def _squares(it: Operands, mark: str) -> int:
 
 
 def _crosses(it: Operands, mark: str) -> bool:
-    is_cross = _power(it) and all([m.fresh or m.averaged for m in it.made])
+    is_cross = _power(it) and all([m.fresh or m.averaged for m in it.marks])
     return bool(is_cross) or bool(_scaled(it, mark))
 
 
 def _of_sums(it: Operands, mark: str) -> bool:
-    is_product = it.name == "mul" and all([m.added_up for m in it.made])
+    is_product = it.name == "mul" and all([m.added_up for m in it.marks])
     return is_product or bool(_scaled_by_given(it, mark))
 
 
 def _gram_of_summands(it: Operands, mark: str) -> int:
-    return min([m.gram for m in it.made if not m.given], default=0)
+    return min([m.gram for m in it.marks if not m.given], default=0)
 
 
 def _gram_of_cases(it: Operands, mark: str) -> int:  # `where(eye, gram, 0)`, no diagonal matrix
-    return max([it.made[i].gram for i in it.large], default=0)
+    return max([it.marks[i].gram for i in it.large], default=0)
 
 
 # --- positions and whole numbers ----------------------------------------------------------------
@@ -345,7 +345,7 @@ def _gram_of_cases(it: Operands, mark: str) -> int:  # `where(eye, gram, 0)`, no
 
 def _counted(it: Operands, mark: str) -> bool:
     """Whether positions are joined, or shifted and scaled by numbers; times data they are data."""
-    pairs = list(zip(it.eqn.invars, it.made, strict=True))[it.name == "select_n" :]
+    pairs = list(zip(it.eqn.invars, it.marks, strict=True))[it.name == "select_n" :]
     others = [v for v, m in pairs if not m.counted]
     are_numbers = all([isinstance(v, Literal) or at_least(1, element_count(v)) for v in others])
     return len(others) < len(pairs) and are_numbers
@@ -381,7 +381,7 @@ def _negated(it: Operands) -> int:
 def _ended_at(side: int) -> Callable[[Operands], int]:
     def rule(it: Operands) -> int:
         # The result is bounded by a number, or by an operand that has the same bound.
-        ends = len(it.large) < len(it.made) or side in map(it.bound, range(len(it.made)))
+        ends = len(it.large) < len(it.marks) or side in map(it.bound, range(len(it.marks)))
         return side if ends else 0
 
     return rule
@@ -397,7 +397,7 @@ def _multiplied(it: Operands) -> int:
 
 def _subtracted(it: Operands) -> int:
     # A value less the largest of its row is at most 0. A subtracted bias or mean bounds nothing.
-    if it.made[1].largest:
+    if it.marks[1].largest:
         return -1
     return _common([-it.bound(i) if i else it.bound(i) for i in it.large])
 
@@ -405,7 +405,7 @@ def _subtracted(it: Operands) -> int:
 def _chosen(it: Operands) -> int:
     # A mask inserts a number beside the values.
     large = [i for i in it.large if i]
-    return _common(map(it.bound, large or range(1, len(it.made))))
+    return _common(map(it.bound, large or range(1, len(it.marks))))
 
 
 def _unbounded(it: Operands) -> bool:
@@ -417,17 +417,17 @@ def _masked_or_scaled(it: Operands, mark: str) -> bool:
     return bool(_most(it, mark)) and all(
         [
             m.exponential or m.given or (i in it.large and it.bound(i) > 0)
-            for i, m in enumerate(it.made)
+            for i, m in enumerate(it.marks)
         ]
     )
 
 
 def _by_given(it: Operands, mark: str) -> bool:
-    return it.made[0].exponential and bool(it.made[1].given)
+    return it.marks[0].exponential and bool(it.marks[1].given)
 
 
 def _largest_of_cases(it: Operands, mark: str) -> bool:  # `where(isfinite(m), m, 0)`
-    cases = it.made[1:]
+    cases = it.marks[1:]
     of_each = [m.largest or m.given == NUMBER.given for m in cases]
     return all(of_each) and any([m.largest for m in cases])
 
@@ -504,40 +504,40 @@ for _row in ROWS:
         _PASSED.setdefault(_name, []).append(_row)
 
 
-def marks_of_result(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks:
+def marks_of_result(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks:
     """Returns the marks of the results of an equation that is no contraction and has no bodies.
 
     Args:
         eqn: The equation.
-        made: The marks of its operands.
+        marks: The marks of its operands.
     """
     name = eqn.primitive.name
-    if (found := _of_one_array(eqn, made)) is not None:
+    if (found := _of_one_array(eqn, marks)) is not None:
         return found
     if len(eqn.outvars) != 1:
         return NONE
-    if name in FOLDS and all([m.given == NUMBER.given for m in made]):
+    if name in FOLDS and all([m.given == NUMBER.given for m in marks]):
         return NUMBER
     made_here = _MADE.get(name, ())
-    passed = _PASSED.get(name, ()) if any([m not in _UNMARKED for m in made]) else ()
+    passed = _PASSED.get(name, ()) if any([m not in _UNMARKED for m in marks]) else ()
     if not (made_here or passed):
         return NONE
-    it = Operands(eqn, made, full_size(eqn, made))
-    marks: dict[str, Any] = {r.mark: value for r in made_here if (value := r.makes(it))}
+    it = Operands(eqn, marks, full_size(eqn, marks))
+    made: dict[str, Any] = {r.mark: value for r in made_here if (value := r.makes(it))}
     for row in passed:
         if value := row.joins(it, row.mark):
-            marks[row.mark] = max(value, marks.get(row.mark, 0))
-    return Marks(**marks)
+            made[row.mark] = max(value, made.get(row.mark, 0))
+    return Marks(**made)
 
 
-def _of_one_array(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks | None:
+def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
     """Returns the marks of positions, and of elements that are spread, added up or moved."""
     name = eqn.primitive.name
     if name == "iota":
         return COUNTED if not at_least(3, iota_length(eqn)) else ANGLE
-    if not made:
+    if not marks:
         return None
-    m = made[0]
+    m = marks[0]
     if name == "broadcast_in_dim" and not is_as_large(eqn.invars[0], eqn.outvars[0]):
         kept = {"spread": m.spread or assumed_size(element_count(eqn.invars[0]))}
         return m._replace(**kept, **dict.fromkeys(_OF_FULL_SIZE, 0))
@@ -559,25 +559,25 @@ def _of_one_array(eqn: JaxprEqn, made: Sequence[Marks]) -> Marks | None:
     return m if name in REARRANGES else None
 
 
-def marks_of_contraction(eqn: JaxprEqn, made: Sequence[Marks], is_gram: bool) -> Marks:
+def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -> Marks:
     """Returns the marks of the result of a contraction.
 
     Args:
         eqn: The contraction.
-        made: The marks of its operands.
+        marks: The marks of its operands.
         is_gram: Both of its operands hold the elements of one array.
     """
-    is_sum_of_squares, made = is_norm(eqn), made[:2]
-    it = Operands(eqn, made, ())
+    is_sum_of_squares, marks = is_norm(eqn), marks[:2]
+    it = Operands(eqn, marks, ())
     return Marks(
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
         squares=2 if is_sum_of_squares else 0,
-        sums_powers=any([m.power or m.sums_powers for m in made]),
+        sums_powers=any([m.power or m.sums_powers for m in marks]),
         gram=2 if is_gram and not is_sum_of_squares else 0,
         bound=int(is_sum_of_squares),
-        exponential=any([m.exponential for m in made]),
+        exponential=any([m.exponential for m in marks]),
         angle=at_least(1, reduction_depth(eqn)) and _angle(it, "angle"),
-        whole=all([m.whole for m in made]),
-        averaged=2 if any([m.fixed for m in made]) else 1,
+        whole=all([m.whole for m in marks]),
+        averaged=2 if any([m.fixed for m in marks]) else 1,
     )

@@ -27,7 +27,7 @@ from ..primitives.reading import (
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
 from .images import Images, cancelled, images_in
-from .mark_sweep import Memo, accumulated_in, given_to, inputs_of, marks_of, moved_in, of
+from .mark_sweep import Memo, accumulated_in, given_to, inputs_of, lookup, marks_of, moved_in
 from .marks import MOST_FACTORS, Marks, adds
 from .symbolic_sizes import at_least, element_count
 
@@ -109,31 +109,31 @@ DECOMPOSES = frozenset(
 _EXTREMES = frozenset("reduce_max reduce_min reduce_window_max reduce_window_min".split())
 
 
-class At(NamedTuple):
+class NeedContext(NamedTuple):
     """An equation, and the facts for its rows.
 
     Args:
         eqn: The equation.
-        made: The marks of its operands.
+        marks: The marks of its operands.
         need: The needs of its results.
-        makers: The equation that makes a variable.
+        producers: The equation that makes a variable.
         moved: The result of `moved_in`.
         images: The result of `images_in`.
     """
 
     eqn: JaxprEqn
-    made: Sequence[Marks]
+    marks: Sequence[Marks]
     need: Need
-    makers: Mapping[Var, JaxprEqn]
+    producers: Mapping[Var, JaxprEqn]
     moved: Mapping[Any, Atom]
     images: Images
 
 
-def _poles(at: At) -> Sequence[Any]:
-    name = at.eqn.primitive.name
-    if name in _POLE_AT_0 or (exponent(at.eqn) or 0) < 0:
-        return at.eqn.invars[:1]
-    return at.eqn.invars[1:] if name in _POLE_AT_1 else ()
+def _poles(ctx: NeedContext) -> Sequence[Any]:
+    name = ctx.eqn.primitive.name
+    if name in _POLE_AT_0 or (exponent(ctx.eqn) or 0) < 0:
+        return ctx.eqn.invars[:1]
+    return ctx.eqn.invars[1:] if name in _POLE_AT_1 else ()
 
 
 def _is_kept_away(eqn: JaxprEqn) -> bool:
@@ -143,19 +143,19 @@ def _is_kept_away(eqn: JaxprEqn) -> bool:
     return any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
 
 
-def _factors(at: At) -> Sequence[Any]:
-    if at.eqn.primitive.name != "mul":
-        return at.eqn.invars[:1]
+def _factors(ctx: NeedContext) -> Sequence[Any]:
+    if ctx.eqn.primitive.name != "mul":
+        return ctx.eqn.invars[:1]
     # The factor of a long product, or of an accumulator that is added to again, needs its digits.
-    a, b = at.eqn.invars
+    a, b = ctx.eqn.invars
     if a is b:
         return ()
-    is_added = bool(at.need & Need.ADDED)
+    is_added = bool(ctx.need & Need.ADDED)
 
     def is_factor_of(m: Any) -> bool:
         return m.factors >= MOST_FACTORS or (is_added and m.summed)
 
-    ma, mb = at.made
+    ma, mb = ctx.marks
     found = [v for v, m in ((a, mb), (b, ma)) if is_factor_of(m)]
     return [v for v in found if not isinstance(v, Literal)]
 
@@ -166,29 +166,29 @@ def cannot_pay(eqn: JaxprEqn) -> bool:
     return most is not None and at_least(most, reduction_depth(eqn))
 
 
-def _expanded(at: At) -> Sequence[Any]:
-    name, (a, *more) = at.eqn.primitive.name, at.made
+def _expanded(ctx: NeedContext) -> Sequence[Any]:
+    name, (a, *more) = ctx.eqn.primitive.name, ctx.marks
     if name in _CONTRACTS:
         # `mean(x * x)` of rounded values no longer fits `mean(x)`. The same holds for an average of
         # averages, along another axis, and for `(a @ p) @ a`.
-        if not at.need & Need.EXPANDED:
+        if not ctx.need & Need.EXPANDED:
             return ()
-        if at_least(1, reduction_depth(at.eqn)) or (_is_inner(at.eqn) and _is_quadratic(at)):
-            return at.eqn.invars[:2]  # of an outer product, or of `(a @ p) @ a`
-        pairs = zip(at.eqn.invars[:2], at.made, strict=False)
+        if at_least(1, reduction_depth(ctx.eqn)) or (_is_inner(ctx.eqn) and _is_quadratic(ctx)):
+            return ctx.eqn.invars[:2]  # of an outer product, or of `(a @ p) @ a`
+        pairs = zip(ctx.eqn.invars[:2], ctx.marks, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
     # Such sums are `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` with means by convolutions, by products
     # or over a batch.
-    meets_squares = any([m.squares == 2 for m in at.made])
+    meets_squares = any([m.squares == 2 for m in ctx.marks])
     if name == "sub":
         (b,) = more
         meets_squares |= (a.sums_powers and b.crosses) or (b.sums_powers and a.crosses)
         meets_squares |= bool((a.fresh and b.of_sums) or (b.fresh and a.of_sums))
     # Squared distances use the diagonal of a Gram matrix: `d[:, None] + d - 2 * gram`.
-    meets_squares |= len(at.made) == 2 and {m.gram for m in at.made} == {1, 2}
+    meets_squares |= len(ctx.marks) == 2 and {m.gram for m in ctx.marks} == {1, 2}
     if meets_squares:
-        return at.eqn.invars
-    return cancelled(at.eqn, at.made, at.images) if name == "sub" else ()
+        return ctx.eqn.invars
+    return cancelled(ctx.eqn, ctx.marks, ctx.images) if name == "sub" else ()
 
 
 def _is_inner(eqn: JaxprEqn) -> bool:
@@ -196,76 +196,76 @@ def _is_inner(eqn: JaxprEqn) -> bool:
     return free_dimensions(eqn) == (0, 0) or at_least(1, element_count(eqn.outvars[0]))
 
 
-def _is_quadratic(at: At) -> bool:
+def _is_quadratic(ctx: NeedContext) -> bool:
     """Whether a contraction is `(a @ p) @ a`."""
-    a, b = _origins(at, at.eqn)
-    makers = [(at.makers.get(v), other) for v, other in ((a, b), (b, a))]
+    a, b = _origins(ctx, ctx.eqn)
+    producers = [(ctx.producers.get(v), other) for v, other in ((a, b), (b, a))]
     return any(
-        maker is not None
-        and maker.primitive.name in _CONTRACTS
-        and any(other is v for v in _origins(at, maker))
-        for maker, other in makers
+        producer is not None
+        and producer.primitive.name in _CONTRACTS
+        and any(other is v for v in _origins(ctx, producer))
+        for producer, other in producers
     )
 
 
-def _origins(at: At, eqn: JaxprEqn) -> list[Atom]:
-    return [v if isinstance(v, Literal) else at.moved.get(v, v) for v in eqn.invars[:2]]
+def _origins(ctx: NeedContext, eqn: JaxprEqn) -> list[Atom]:
+    return [v if isinstance(v, Literal) else ctx.moved.get(v, v) for v in eqn.invars[:2]]
 
 
-def _is_float32(at: At) -> bool:
+def _is_float32(ctx: NeedContext) -> bool:
     """Whether a contraction is no product in 16 bits."""
-    return cannot_pay(at.eqn) or _warps(at) or bool(at.need & OF_PRODUCTS)
+    return cannot_pay(ctx.eqn) or _warps(ctx) or bool(ctx.need & OF_PRODUCTS)
 
 
-def _warps(at: At) -> bool:
+def _warps(ctx: NeedContext) -> bool:
     """Whether a contraction applies a constant matrix to points."""
-    return any([m.fixed and multiplies_points(at.eqn, i) for i, m in enumerate(at.made[:2])])
+    return any([m.fixed and multiplies_points(ctx.eqn, i) for i, m in enumerate(ctx.marks[:2])])
 
 
-def _chained(at: At) -> Sequence[Any]:
-    if at.eqn.primitive.name == "mul":
+def _chained(ctx: NeedContext) -> Sequence[Any]:
+    if ctx.eqn.primitive.name == "mul":
         # The need passes through a matrix that a given value scales, but not through a gate.
-        is_scaled = any([m.given for m in at.made])
-        return at.eqn.invars if at.need & Need.CHAINED and is_scaled else ()
-    if not at.need & _OF_MATRICES:
+        is_scaled = any([m.given for m in ctx.marks])
+        return ctx.eqn.invars if ctx.need & Need.CHAINED and is_scaled else ()
+    if not ctx.need & _OF_MATRICES:
         return ()
     # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
     # rounded.
-    a, b = _origins(at, at.eqn)
-    return () if a is b else at.eqn.invars[:2]
+    a, b = _origins(ctx, ctx.eqn)
+    return () if a is b else ctx.eqn.invars[:2]
 
 
-def _snapped(at: At) -> Sequence[Any]:
-    snaps = at.eqn.primitive.name in _SNAPS or casts_to_integer(at.eqn)
-    compares_whole = len(at.made) == 2 and all([m.whole for m in at.made])
-    return at.eqn.invars if snaps or compares_whole else ()
+def _snapped(ctx: NeedContext) -> Sequence[Any]:
+    snaps = ctx.eqn.primitive.name in _SNAPS or casts_to_integer(ctx.eqn)
+    compares_whole = len(ctx.marks) == 2 and all([m.whole for m in ctx.marks])
+    return ctx.eqn.invars if snaps or compares_whole else ()
 
 
-def _ranked(at: At) -> Sequence[Any]:
-    if at.eqn.primitive.name in _EXTREMES:
+def _ranked(ctx: NeedContext) -> Sequence[Any]:
+    if ctx.eqn.primitive.name in _EXTREMES:
         # The gradient of a maximum goes to its element, but near 1 many tanh are equal in 16 bits.
-        return at.eqn.invars if at.made[0].saturated else ()
-    if at.eqn.primitive.name not in _COMPARES:
-        return at.eqn.invars
+        return ctx.eqn.invars if ctx.marks[0].saturated else ()
+    if ctx.eqn.primitive.name not in _COMPARES:
+        return ctx.eqn.invars
     # A comparison with a given value is a threshold: it ranks nothing.
-    return () if any([m.given for m in at.made]) else at.eqn.invars
+    return () if any([m.given for m in ctx.marks]) else ctx.eqn.invars
 
 
-def _subtracted(at: At) -> Sequence[Any]:
+def _subtracted(ctx: NeedContext) -> Sequence[Any]:
     # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. The derivative of a
     # tanh subtracts it from 1, and a slope needs no digits there.
-    taken = subtracted_from_one(at.eqn)
-    maker = at.makers.get(taken)
-    is_tanh = maker is not None and maker.primitive.name == "tanh"
+    taken = subtracted_from_one(ctx.eqn)
+    producer = ctx.producers.get(taken)
+    is_tanh = producer is not None and producer.primitive.name == "tanh"
     return () if taken is None or is_tanh else (taken,)
 
 
-def _sharp(at: At) -> Sequence[Any]:
-    if at.eqn.primitive.name == "sub":
-        return _subtracted(at)
-    if at.eqn.primitive.name in _MULTIPLIES_ALL | {"mul"}:
-        return _factors(at)
-    return _ranked(at)
+def _sharp(ctx: NeedContext) -> Sequence[Any]:
+    if ctx.eqn.primitive.name == "sub":
+        return _subtracted(ctx)
+    if ctx.eqn.primitive.name in _MULTIPLIES_ALL | {"mul"}:
+        return _factors(ctx)
+    return _ranked(ctx)
 
 
 def _nowhere(eqn: JaxprEqn) -> bool:
@@ -282,17 +282,17 @@ class Row(NamedTuple):
         through: The primitives through which it passes, from their results to their operands.
         why: The error without it.
         raises: The primitives that are raised to float32 if their result has the need.
-        reader: The consumer, in words for reports.
+        consumer: The consumer, in words for reports.
         stops: Whether it ends at an equation, although `through` names its primitive.
     """
 
     need: Need
     primitives: frozenset[str]
-    operands: Callable[[At], Sequence[Any]]
+    operands: Callable[[NeedContext], Sequence[Any]]
     through: frozenset[str]
     why: str
     raises: frozenset[str] = frozenset()
-    reader: str = ""
+    consumer: str = ""
     stops: Callable[[JaxprEqn], bool] = _nowhere
 
 
@@ -310,7 +310,7 @@ ROWS = (
     Row(
         Need.STEEP,
         frozenset(("sqrt",)),
-        lambda at: at.eqn.invars,
+        lambda ctx: ctx.eqn.invars,
         _CHEAP - {"square", "integer_pow"},
         "in float16 the square of 1e-4 is 0, and the gradient of its root NaN",
         frozenset(("mul", "square", "integer_pow")),
@@ -339,7 +339,7 @@ ROWS = (
     Row(
         Need.LEADS,
         _LOWERED,
-        lambda at: () if _is_float32(at) else at.eqn.invars[:3],
+        lambda ctx: () if _is_float32(ctx) else ctx.eqn.invars[:3],
         _LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
         stops=casts_to_integer,
@@ -347,7 +347,7 @@ ROWS = (
     Row(
         Need.ADDED,
         _SUMS | {"sub"},
-        lambda at: [at.eqn.invars[i] for i in adds(at.eqn, at.made)],
+        lambda ctx: [ctx.eqn.invars[i] for i in adds(ctx.eqn, ctx.marks)],
         _CHEAP,
         "of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %",
     ),
@@ -363,7 +363,7 @@ ROWS = (
     Row(
         Need.DECOMPOSED,
         DECOMPOSES,
-        lambda at: at.eqn.invars,
+        lambda ctx: ctx.eqn.invars,
         _CHEAP | {"exp", "exp2", "sqrt", "pow"},
         "a Kalman filter was NaN where float32 is finite, a ridge regression 10 to 22 % off",
         _ALL | _CONTRACTS,
@@ -381,13 +381,13 @@ ROWS = (
 )
 
 
-_ASKED: dict[str, list[Row]] = {}
+_REQUESTED: dict[str, list[Row]] = {}
 _THROUGH: dict[str, Need] = {}
 RAISED: dict[str, Need] = {}
 """What the primitives are asked for float32 for, by their names."""
 for _row in ROWS:
     for _name in _row.primitives:
-        _ASKED.setdefault(_name, []).append(_row)
+        _REQUESTED.setdefault(_name, []).append(_row)
     for _name in _row.through:
         _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
     for _name in _row.raises:
@@ -412,8 +412,8 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
     key = "needs", id(jaxpr), tuple(outputs), tuple(inputs)
     if key in memo:
         return memo[key]
-    marks = marks_of(jaxpr, inputs, memo)
-    makers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
+    all_marks = marks_of(jaxpr, inputs, memo)
+    producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
     moved, images = moved_in(jaxpr, inputs, memo), images_in(jaxpr, inputs, memo)
     promoted, needs = memo.get("promoted", ()), {}
 
@@ -432,7 +432,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            found = needs_in_bodies(eqn, of_each, memo, given_to(eqn, marks, moved))
+            found = needs_in_bodies(eqn, of_each, memo, given_to(eqn, all_marks, moved))
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)
             continue
@@ -447,10 +447,12 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             add(eqn.invars, Need.BEYOND_SUMS)
         if name not in _ONLY_MOVES:
             add(eqn.invars, Need.COMPUTED)
-        if rows := _ASKED.get(name):
-            at = At(eqn, of(marks, eqn.invars), of_results, makers, moved, images)
+        if rows := _REQUESTED.get(name):
+            ctx = NeedContext(
+                eqn, lookup(all_marks, eqn.invars), of_results, producers, moved, images
+            )
             for row in rows:
-                add(row.operands(at), row.need)
+                add(row.operands(ctx), row.need)
     memo[key] = needs
     return needs
 

@@ -44,8 +44,8 @@ def picked_first(plan: Plan) -> Plan:
     Args:
         plan: The plan of a jaxpr; returned as it is if nothing is picked.
     """
-    places = {k for k, eqn in enumerate(plan.jaxpr.eqns) if picks(eqn) and _is_lowered(plan, k)}
-    return _Picking(plan, places).planned() if places else plan
+    contexts = {k for k, eqn in enumerate(plan.jaxpr.eqns) if picks(eqn) and _is_lowered(plan, k)}
+    return _Picking(plan, contexts).planned() if contexts else plan
 
 
 def _is_lowered(plan: Plan, k: int) -> bool:
@@ -70,10 +70,10 @@ class _Picking:
 
     Args:
         plan: The plan.
-        places: The positions of the equations that pick.
+        contexts: The positions of the equations that pick.
     """
 
-    def __init__(self, plan: Plan, places: Collection[int]) -> None:
+    def __init__(self, plan: Plan, contexts: Collection[int]) -> None:
         self._plan = plan
         self._states = dict(zip(plan.jaxpr.invars, plan.inputs, strict=True))
         self._states.update(zip(plan.jaxpr.constvars, plan.consts, strict=True))
@@ -85,7 +85,7 @@ class _Picking:
         for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
             self._states.update(zip(eqn.outvars, of.results, strict=True))
             self._makers.update(dict.fromkeys(eqn.outvars, (eqn, of)))
-            if k in places:
+            if k in contexts:
                 self._pick(eqn, of)
             else:
                 self._made.append((eqn, of))
@@ -209,4 +209,4 @@ class _Picking:
 def _read_in(dtype: np.dtype, eqn: JaxprEqn, of: EquationPlan) -> list[Any]:
     """Returns the variables that an equation reads in another dtype than they have."""
     pairs = zip(eqn.invars, of.operands, strict=True)
-    return [v for v, asked in pairs if asked == dtype and not isinstance(v, Literal)]
+    return [v for v, requested in pairs if requested == dtype and not isinstance(v, Literal)]

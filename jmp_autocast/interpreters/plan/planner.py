@@ -19,7 +19,7 @@ from ..primitives.structure import has_rule
 from ..regions import Regions
 from .constant_range import constant_range
 from .copies import products_of
-from .data import EquationPlan, Place, Plan, Source, ValueState, Want
+from .data import Context, EquationPlan, Plan, Request, Source, ValueState
 from .equation import plan_equation
 from .float_dtypes import float_dtype
 from .kinds import kind_of
@@ -69,27 +69,27 @@ class Planner:
         self.key: Hashable = None if self._rule_functions or self._products else options
 
     def plan_program(
-        self, jaxpr: AnyJaxpr, inputs: Sequence[ValueState], wants: Sequence[Want]
+        self, jaxpr: AnyJaxpr, inputs: Sequence[ValueState], requests: Sequence[Request]
     ) -> Plan:
         """Plans a whole program: its caller gets each output in the dtype it is returned in.
 
         Args:
             jaxpr: The closed jaxpr, prepared by `prepare`.
             inputs: The state of each input.
-            wants: The request for each output.
+            requests: The request for each output.
 
         Returns:
             The plan.
         """
         if self._products is not None:
             self._products.look_at(jaxpr)
-        return self.plan(jaxpr, inputs, wants)
+        return self.plan(jaxpr, inputs, requests)
 
     def plan(
         self,
         jaxpr: AnyJaxpr,
         inputs: Sequence[ValueState],
-        wants: Sequence[Want],
+        requests: Sequence[Request],
         path: tuple[str, ...] = (),
     ) -> Plan:
         """Plans a jaxpr; equal questions about one jaxpr get the same plan object.
@@ -97,7 +97,7 @@ class Planner:
         Args:
             jaxpr: An open or closed jaxpr.
             inputs: The state of each input.
-            wants: The request for each output.
+            requests: The request for each output.
             path: The enclosing scopes.
 
         Returns:
@@ -105,7 +105,7 @@ class Planner:
         """
         # JAX gives the layers of a model one jaxpr if their types agree. They share one plan if the
         # states of the inputs and the requests for the outputs agree, too.
-        question = tuple(inputs), tuple(wants), path
+        question = tuple(inputs), tuple(requests), path
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
@@ -127,21 +127,21 @@ class Planner:
         self,
         jaxpr: AnyJaxpr,
         inputs: Sequence[ValueState],
-        wants: Sequence[Want],
+        requests: Sequence[Request],
         path: tuple[str, ...],
     ) -> Plan:
         body = body_of(jaxpr)
         consts = tuple(map(self._const_state, body.constvars, consts_of(jaxpr)))
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
-        equations, states, readers = Sweeps(body, path, given, wants, self).run()
+        equations, states, consumers = Sweeps(body, path, given, requests, self).run()
         outputs, output_dtypes = [], []
-        for v, want in zip(body.outvars, wants, strict=True):
+        for v, request in zip(body.outvars, requests, strict=True):
             state = literal_state(v) if isinstance(v, Literal) else states[v]
-            if not isinstance(v, Literal) and v in readers.widened:
+            if not isinstance(v, Literal) and v in consumers.widened:
                 state = dataclasses.replace(state, is_widened=True)
-            unchanged = want.dtype is None or state.dtype in (None, want.dtype)
-            cast = None if unchanged else want.dtype
+            unchanged = request.dtype is None or state.dtype in (None, request.dtype)
+            cast = None if unchanged else request.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
         # A body in which nothing changes keeps its own jaxpr, so that JAX finds its caches by
@@ -156,30 +156,30 @@ class Planner:
             body,
             consts,
             tuple(inputs),
-            tuple(wants),
+            tuple(requests),
             tuple(equations),
             tuple(outputs),
             tuple(output_dtypes),
-            readers.demands,
-            readers.fulls,
+            consumers.uses,
+            consumers.fulls,
             identity,
             path,
         )
 
-    def plan_at(self, at: Place) -> EquationPlan:
+    def plan_at(self, ctx: Context) -> EquationPlan:
         """Plans an equation in its context; those that look alike share one plan.
 
         A program of many equations has few kinds of them. With a plan each, the time of planning
         grew faster than the program: Python's garbage collector visited the plans again and again.
         """
-        if (rule := planning_rule(at.name)) is not None:
-            self.has_rules |= has_rule(at.eqn)
-            return rounded_stream(at, plan_structural(rule, self, at))
+        if (rule := planning_rule(ctx.name)) is not None:
+            self.has_rules |= has_rule(ctx.eqn)
+            return rounded_stream(ctx, plan_structural(rule, self, ctx))
         # A rule function may depend on the source line, and a range costs a pass over its array.
-        has_range = any([state.const_range is not None for state in at.given])
-        if self._rule_functions or has_range or (at.region.product and at.name in CONTRACTIONS):
-            return rounded_stream(at, plan_equation(at))
-        eqn, region = at.eqn, at.region
+        has_range = any([state.const_range is not None for state in ctx.given])
+        if self._rule_functions or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
+            return rounded_stream(ctx, plan_equation(ctx))
+        eqn, region = ctx.eqn, ctx.region
         # The types of the results follow from the rest: JAX caches them so, too.
         signature = (
             eqn.primitive,
@@ -187,13 +187,13 @@ class Planner:
             region.cause,
             region.rule,
             region.precision,
-            at.accumulates,
-            at.need,
-            at.name in CONTRACTIONS and is_norm(eqn),
-            *at.given,
-            *at.made,
-            *at.wants,
-            *[want.reader for want in at.wants],
+            ctx.accumulates,
+            ctx.need,
+            ctx.name in CONTRACTIONS and is_norm(eqn),
+            *ctx.given,
+            *ctx.marks,
+            *ctx.requests,
+            *[request.consumer for request in ctx.requests],
             *[v.aval for v in eqn.invars],
             *eqn.params,
             *eqn.params.values(),
@@ -201,11 +201,11 @@ class Planner:
         try:
             plan = self._equations.get(signature)
         except TypeError:  # a parameter without a hash
-            return rounded_stream(at, plan_equation(at))
+            return rounded_stream(ctx, plan_equation(ctx))
         if plan is None:
             # The states of the operands are part of the signature: the plan holds them, and may be
             # shared.
-            plan = self._equations[signature] = rounded_stream(at, plan_equation(at))
+            plan = self._equations[signature] = rounded_stream(ctx, plan_equation(ctx))
         return plan
 
     def _const_state(self, var: Atom, value: Any) -> ValueState:

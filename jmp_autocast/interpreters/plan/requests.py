@@ -4,8 +4,8 @@ Example: ``exp(x - max(x))`` in float32 reads a difference. The difference of tw
 would be computed in 16 bits, and its error multiplies the result of ``exp``; so the difference is
 requested in float32, which costs a cast that XLA fuses.
 
-An equation gets one request, from the first of `ASKS` with one, unless one of `REFUSES` refuses. A
-call gets the requests for all its results, and its body is planned for them.
+An equation gets one request, from the first of `REQUESTS` with one, unless one of `REFUSALS`
+refuses. A call gets the requests for all its results, and its body is planned for them.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.picking import picks
 from ..primitives.traits import having
-from .data import Demand, EquationPlan, Place, ValueState, Want
+from .consumers import Consumers, Uses
+from .data import Context, EquationPlan, Request, Use, ValueState
 from .float_dtypes import is_16_bit
 from .needs import HARMED, LOST, NOTHING, RAISED, ROWS, Need, Needs
-from .readers import Readers, Reads
 from .reasons import ReasonCode
 from .symbolic_sizes import at_least, element_count
 from .votes import is_stream
@@ -29,102 +29,102 @@ _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
 _SATURATES = having("saturates")
-_NO_WISH = Want()
+_NO_REQUEST = Request()
 
 
-class Maker(NamedTuple):
+class Producer(NamedTuple):
     """A producer that may get a request.
 
     Args:
-        at: The equation in its context; it has no bodies.
+        ctx: The equation in its context; it has no bodies.
         plan: Its plan so far.
         reads: How its first result is read.
     """
 
-    at: Place
+    ctx: Context
     plan: EquationPlan
-    reads: Reads
+    reads: Uses
 
     @property
     def computed(self) -> int:
         """How many of its operands are computed, each counted once."""
-        pairs = zip(self.at.eqn.invars, self.at.given, strict=True)
+        pairs = zip(self.ctx.eqn.invars, self.ctx.given, strict=True)
         return len({v for v, state in pairs if state.is_computed})
 
-    def asks(self, demand: Demand, reader: str) -> Want:
+    def request(self, use: Use, consumer: str) -> Request:
         """Returns a request for the equation."""
-        return Want(None, demand, int(self.at.need), 0, reader)
+        return Request(None, use, int(self.ctx.need), 0, consumer)
 
 
 # --- requests, in this order ----------------------------------------------------------------
 
 
-def _by_need(it: Maker) -> Want | None:
+def _by_need(it: Producer) -> Request | None:
     """A producer is raised for a need of its consumers, in any dtype of theirs."""
     if not is_16_bit(it.plan.results[0].dtype):
         return None
-    needed = it.at.need & RAISED.get(it.at.name, NOTHING)
+    needed = it.ctx.need & RAISED.get(it.ctx.name, NOTHING)
     raised = (row for row in ROWS if needed & row.need) if needed else ()
-    return next((it.asks(Demand.FULL, row.reader) for row in raised), None)
+    return next((it.request(Use.FULL, row.consumer) for row in raised), None)
 
 
-def _all_readers(it: Maker) -> Want | None:
+def _by_all_consumers(it: Producer) -> Request | None:
     """All consumers read it in the other dtype: float32 costs nothing, and 16 bits move less.
 
     A consumer that only moves data is no reason to raise a value between products: the residual
     stream of a ViT took over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
     """
-    demand = it.reads.demand
-    if demand not in (Demand.LOW, Demand.FULL):
+    use = it.reads.use
+    if use not in (Use.LOW, Use.FULL):
         return None
-    if demand is Demand.of(it.plan.results[0].dtype):
+    if use is Use.of(it.plan.results[0].dtype):
         return None
-    is_moved = it.at.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
-    return None if demand is Demand.FULL and is_moved else it.asks(demand, it.reads.first)
+    is_moved = it.ctx.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
+    return None if use is Use.FULL and is_moved else it.request(use, it.reads.first)
 
 
-ASKS: tuple[Callable[[Maker], Want | None], ...] = (
+REQUESTS: tuple[Callable[[Producer], Request | None], ...] = (
     _by_need,
-    _all_readers,
+    _by_all_consumers,
 )
 
 
 # --- what refuses: a float32 array would be stored, or nothing is gained ---------------------
 
 
-def _is_stream(it: Maker, want: Want) -> bool:
+def _is_stream(it: Producer, request: Request) -> bool:
     """At level "compute" a residual stream is 16 bits by intent, as with ``dtype=`` by hand.
 
     So is that of a convolutional network at every level, unless its rounding does harm: a norm that
     reads it is no reason to store it in float32.
     """
-    if not is_stream(it.at):
+    if not is_stream(it.ctx):
         return False
-    if it.at.policy.data_abstains:
+    if it.ctx.policy.data_abstains:
         # A stream that is computed in float32 is not rounded if all its consumers are float32.
         return not it.plan.casts
-    return want.demand is Demand.FULL and not it.at.need & HARMED
+    return request.use is Use.FULL and not it.ctx.need & HARMED
 
 
-def _is_gated_summand(it: Maker, want: Want) -> bool:
+def _is_gated_summand(it: Producer, request: Request) -> bool:
     """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass."""
-    is_gated = it.at.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
-    only_sums = not it.at.need & Need.BEYOND_SUMS
+    is_gated = it.ctx.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
+    only_sums = not it.ctx.need & Need.BEYOND_SUMS
     return it.computed > 1 and is_gated and only_sums
 
 
-def _cannot_follow(it: Maker, want: Want) -> bool:
+def _cannot_follow(it: Producer, request: Request) -> bool:
     """Dtypes from a rule, a scope or the user stay, and so do ops that cost more than a cast."""
     code = it.plan.reason.code
-    if want.demand is Demand.LOW:
+    if request.use is Use.LOW:
         # Two computed operands would each need a cast, the result needs one; a row of a buffer is
         # smaller than the buffer.
-        clears = it.at.name in _CLEARS and not (it.at.name in _MOVES and _shrinks(it.at.eqn))
+        clears = it.ctx.name in _CLEARS and not (it.ctx.name in _MOVES and _shrinks(it.ctx.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     # Only 16 bits by vote are raised, never those of a rule, a scope or the user; and only cheap
     # ops: a float32 `sin` for a float32 consumer costs more than a cast.
-    saturates = it.at.name in _SATURATES and it.at.need & LOST
-    is_cheap = it.at.name in _FEEDS or saturates or picks(it.at.eqn)
+    saturates = it.ctx.name in _SATURATES and it.ctx.need & LOST
+    is_cheap = it.ctx.name in _FEEDS or saturates or picks(it.ctx.eqn)
     return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
 
 
@@ -134,7 +134,7 @@ def _shrinks(eqn: JaxprEqn) -> bool:
     return not all(at_least(results, element_count(v)) for v in variables_in(eqn.invars))
 
 
-REFUSES: tuple[Callable[[Maker, Want], bool], ...] = (
+REFUSALS: tuple[Callable[[Producer, Request], bool], ...] = (
     _is_stream,
     _is_gated_summand,
     _cannot_follow,
@@ -143,7 +143,7 @@ REFUSES: tuple[Callable[[Maker, Want], bool], ...] = (
 
 # --- the sweep ------------------------------------------------------------------------------
 
-Requests = Mapping[int, tuple[Want, ...]]
+Requests = Mapping[int, tuple[Request, ...]]
 
 
 class Found(NamedTuple):
@@ -153,68 +153,68 @@ class Found(NamedTuple):
         requests: For the index of an equation, the requests for its results.
         shared: For the index of an equation with bodies, the operands that other consumers read in
             float32, too.
-        demands: How the equations, if they follow, read each input of the jaxpr.
+        uses: How the equations, if they follow, read each input of the jaxpr.
         fulls: How many of them read it in float32, counted up to two.
         widened: The outputs that they read in float32, too.
     """
 
-    requests: dict[int, tuple[Want, ...]]
+    requests: dict[int, tuple[Request, ...]]
     shared: dict[int, frozenset[int]]
-    demands: tuple[Demand, ...]
+    uses: tuple[Use, ...]
     fulls: tuple[int, ...]
     widened: frozenset[Any]
 
 
 def find_requests(
     jaxpr: Jaxpr,
-    places: Sequence[Place],
+    contexts: Sequence[Context],
     equations: Sequence[EquationPlan],
     states: Mapping[Any, ValueState],
-    wants: Sequence[Want],
+    output_requests: Sequence[Request],
     already: Requests,
-    replanned: Callable[[int, tuple[Want, ...]], EquationPlan | None],
+    replanned: Callable[[int, tuple[Request, ...]], EquationPlan | None],
     needs: Needs,
 ) -> Found:
     """Finds the equations that should run in the dtype of their consumers.
 
     Args:
         jaxpr: The open jaxpr.
-        places: Each equation in its context.
+        contexts: Each equation in its context.
         equations: The plan of each equation.
         states: The state of each value.
-        wants: The request for each output.
+        output_requests: The request for each output.
         already: The requests of earlier sweeps: no equation gets two.
         replanned: From the index of a call, and the requests for its results, to its plan; None if
             it was planned for them.
         needs: The needs of each value.
     """
-    requests: dict[int, tuple[Want, ...]] = {}
-    readers = Readers(jaxpr, wants, needs)
+    requests: dict[int, tuple[Request, ...]] = {}
+    consumers = Consumers(jaxpr, output_requests, needs)
     for i in reversed(range(len(equations))):
         eqn, plan = jaxpr.eqns[i], equations[i]
-        request = None
+        granted = None
         if plan.inner:
-            asked = tuple(
+            requested = tuple(
                 [
-                    _NO_WISH
+                    _NO_REQUEST
                     if state.dtype is None or state.source is not None
-                    else readers.of(v).as_want(int(needs.get(v, NOTHING)))
+                    else consumers.of(v).as_request(int(needs.get(v, NOTHING)))
                     for v, state in zip(eqn.outvars, plan.results, strict=True)
                 ]
             )
-            if (other := replanned(i, asked)) is not None:
-                requests[i], plan = asked, other
+            if (other := replanned(i, requested)) is not None:
+                requests[i], plan = requested, other
         elif i not in already and len(plan.results) == 1:
             state = plan.results[0]
             if state.dtype is not None and state.source is None:
-                it = Maker(places[i], plan, readers.of(eqn.outvars[0]))
-                want = next((w for ask in ASKS if (w := ask(it)) is not None), None)
-                if want is not None and not any([refuses(it, want) for refuses in REFUSES]):
-                    requests[i] = request = (want,)
-        readers.add(eqn, plan, request)
-    shared = _find_shared(jaxpr, equations, states, {**already, **requests}, readers)
+                it = Producer(contexts[i], plan, consumers.of(eqn.outvars[0]))
+                request = next((w for rule in REQUESTS if (w := rule(it)) is not None), None)
+                if request is not None and not any([refusal(it, request) for refusal in REFUSALS]):
+                    requests[i] = granted = (request,)
+        consumers.add(eqn, plan, granted)
+    shared = _find_shared(jaxpr, equations, states, {**already, **requests}, consumers)
     requests |= shared[0]
-    return Found(requests, shared[1], *readers.of_inputs(), readers.widened())
+    return Found(requests, shared[1], *consumers.of_inputs(), consumers.widened())
 
 
 # --- one cast for all float32 readers of a 16-bit value ------------------------------------------
@@ -224,9 +224,9 @@ def _find_shared(
     jaxpr: Jaxpr,
     equations: Sequence[EquationPlan],
     states: Mapping[Any, ValueState],
-    asked: Requests,
-    readers: Readers,
-) -> tuple[dict[int, tuple[Want, ...]], dict[int, frozenset[int]]]:
+    requested: Requests,
+    consumers: Consumers,
+) -> tuple[dict[int, tuple[Request, ...]], dict[int, frozenset[int]]]:
     """Finds the equations between a shared cast of a 16-bit value and its float32 consumers.
 
     Rounding commutes with ``neg``, ``max`` or a transpose, so that the cast may come before or
@@ -238,14 +238,14 @@ def _find_shared(
     one float32 consumer stays: masked scores, or an activation before a norm, which would become a
     float32 residual.
     """
-    found: dict[int, tuple[Want, ...]] = {}
+    found: dict[int, tuple[Request, ...]] = {}
     shared: dict[int, frozenset[int]] = {}
 
     def is_shared(v: Atom) -> bool:
         if isinstance(v, Literal) or not states[v].is_computed:
             return False
         is_low = is_16_bit(states[v].dtype)
-        return is_low and (states[v].is_widened or readers.of(v).fulls > 1)
+        return is_low and (states[v].is_widened or consumers.of(v).fulls > 1)
 
     for i, (eqn, plan) in enumerate(zip(jaxpr.eqns, equations, strict=True)):
         if plan.inner:
@@ -255,9 +255,9 @@ def _find_shared(
             continue
         if eqn.primitive.name not in _FUSES or plan.reason.code is not ReasonCode.PROMOTE_LOW:
             continue
-        reads = readers.of(eqn.outvars[0])
-        is_moved = reads.demand is Demand.FULL and reads.fulls > 0
+        reads = consumers.of(eqn.outvars[0])
+        is_moved = reads.use is Use.FULL and reads.fulls > 0
         is_low = is_16_bit(plan.results[0].dtype)
-        if i not in asked and is_moved and is_low and any(map(is_shared, eqn.invars)):
-            found[i] = (Want(None, Demand.FULL, 0, 0, reads.first),)
+        if i not in requested and is_moved and is_low and any(map(is_shared, eqn.invars)):
+            found[i] = (Request(None, Use.FULL, 0, 0, reads.first),)
     return found, shared

@@ -14,8 +14,8 @@ from typing import Any
 
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
-from .data import EquationPlan, Place, ValueState, Want
-from .mark_sweep import given_to, marks_of, moved_in, of
+from .data import Context, EquationPlan, Request, ValueState
+from .mark_sweep import given_to, lookup, marks_of, moved_in
 from .marks import accumulates
 from .needs import NOTHING, Need, needs_of
 from .requests import Found, find_requests
@@ -23,7 +23,7 @@ from .structural import Plans
 from .value_facts import literal_state
 
 # How often a call is planned again. Inlined equations may be planned again in as many sweeps.
-_MOST = 4
+_MAX_REQUESTS = 4
 
 
 class Sweeps:
@@ -33,7 +33,7 @@ class Sweeps:
         jaxpr: The open jaxpr.
         path: The enclosing scopes.
         given: The state of each constant and input.
-        wants: The request for each output.
+        requests: The request for each output.
         planner: Plans the equations.
     """
 
@@ -42,21 +42,22 @@ class Sweeps:
         jaxpr: Jaxpr,
         path: tuple[str, ...],
         given: Mapping[Any, ValueState],
-        wants: Sequence[Want],
+        requests: Sequence[Request],
         planner: Plans,
     ) -> None:
-        self._jaxpr, self._path, self._wants, self._planner = jaxpr, path, wants, planner
-        made = [given[v].marks for v in jaxpr.invars]
-        needed = [Need(want.needs) for want in wants]
-        self._marks = marks_of(jaxpr, made, planner.memo)
-        self._moved_from = moved_in(jaxpr, made, planner.memo)
-        self._needs = needs_of(jaxpr, needed, planner.memo, made)
+        self._jaxpr, self._path, self._planner = jaxpr, path, planner
+        self._output_requests = requests
+        marks = [given[v].marks for v in jaxpr.invars]
+        needed = [Need(request.needs) for request in requests]
+        self._marks = marks_of(jaxpr, marks, planner.memo)
+        self._moved_from = moved_in(jaxpr, marks, planner.memo)
+        self._needs = needs_of(jaxpr, needed, planner.memo, marks)
         self._states = dict(given)
-        self._places: list[Place] = []  # each equation as it was planned last
+        self._contexts: list[Context] = []  # each equation as it was planned last
         self._equations: list[EquationPlan] = []
         self._results: list[tuple[ValueState, ...]] = []  # of the last forward sweep
-        self._requests: dict[int, tuple[Want, ...]] = {}
-        self._told: dict[int, list[tuple[Want, ...]]] = {}  # the requests to a call, each time
+        self._requests: dict[int, tuple[Request, ...]] = {}
+        self._call_requests: dict[int, list[tuple[Request, ...]]] = {}  # all to each call
         self._shared: dict[int, frozenset[int]] = {}  # its operands that other consumers widen
         self._moved: set[int] = set()  # calls with other results than in the last forward sweep
 
@@ -71,10 +72,10 @@ class Sweeps:
         while True:
             found = find_requests(
                 self._jaxpr,
-                self._places,
+                self._contexts,
                 self._equations,
                 self._states,
-                self._wants,
+                self._output_requests,
                 self._requests,
                 self._replanned,
                 self._needs,
@@ -96,19 +97,19 @@ class Sweeps:
         The plan of an equation follows from its operands and the request to it: if neither has
         changed since the sweep before, the plan is kept.
         """
-        is_first, equations = not self._places, []
+        is_first, equations = not self._contexts, []
         changed: set[Any] = set()  # values with another state than in the sweep before
         for i, eqn in enumerate(self._jaxpr.eqns):
             is_new = is_first or i in more
             if not is_new and (not changed or changed.isdisjoint(variables_in(eqn.invars))):
                 equations.append(self._equations[i])
                 continue
-            place = self._place(i, eqn)
-            plan = self._planner.plan_at(place)
+            context = self._place(i, eqn)
+            plan = self._planner.plan_at(context)
             if is_first:
-                self._places.append(place)
+                self._contexts.append(context)
             else:
-                self._places[i] = place
+                self._contexts[i] = context
                 if plan.results != self._results[i]:
                     changed.update(eqn.outvars)
             self._states.update(zip(eqn.outvars, plan.results, strict=True))
@@ -116,22 +117,22 @@ class Sweeps:
         self._equations = equations
         self._results = [plan.results for plan in equations]
 
-    def _place(self, i: int, eqn: JaxprEqn) -> Place:
+    def _place(self, i: int, eqn: JaxprEqn) -> Context:
         """Returns an equation in its context, with the facts about its operands."""
         planner = self._planner
         operands = [
             literal_state(v) if isinstance(v, Literal) else self._states[v] for v in eqn.invars
         ]
-        wants, accumulating = self._requests.get(i, ()), False
-        made, need = of(self._marks, eqn.invars), NOTHING
+        requests, accumulating = self._requests.get(i, ()), False
+        marks, need = lookup(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
-            made = given_to(eqn, self._marks, self._moved_from)
+            marks = given_to(eqn, self._marks, self._moved_from)
             # No consumer is known yet, but results that lead to no product are float32 in the body
             # at once.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
-            wants = wants or tuple([Want(needs=int(need)) for need in of_each])
+            requests = requests or tuple([Request(needs=int(need)) for need in of_each])
             shared = self._shared.get(i, ())
-            marked = zip(operands, made, strict=True)
+            marked = zip(operands, marks, strict=True)
             operands = [
                 dataclasses.replace(state, marks=m, is_widened=state.is_widened or k in shared)
                 if m != state.marks or k in shared
@@ -140,25 +141,25 @@ class Sweeps:
             ]
         elif eqn.outvars:
             need = self._needs.get(eqn.outvars[0], NOTHING)
-            accumulating = accumulates(eqn, made, bool(need & Need.ADDED))
+            accumulating = accumulates(eqn, marks, bool(need & Need.ADDED))
         floats = [k for k, state in enumerate(operands) if state.dtype is not None]
         force = planner.policy, planner.regions.at(self._path, eqn)
         given = eqn, eqn.primitive.name, tuple(operands), floats
-        return Place(*given, *force, wants, made, need, accumulating)
+        return Context(*given, *force, requests, marks, need, accumulating)
 
-    def _replanned(self, i: int, asked: tuple[Want, ...]) -> EquationPlan | None:
+    def _replanned(self, i: int, requested: tuple[Request, ...]) -> EquationPlan | None:
         """Plans a call again, for the requests to its results.
 
         Returns:
             The plan; None if the call was planned for these consumers, or has reached its limit.
         """
-        told = self._told.setdefault(i, [])
-        if len(told) >= _MOST or (told and told[-1] == asked):
+        earlier = self._call_requests.setdefault(i, [])
+        if len(earlier) >= _MAX_REQUESTS or (earlier and earlier[-1] == requested):
             return None
-        told.append(asked)
-        self._requests[i] = asked
-        self._places[i] = self._places[i]._replace(wants=asked)
-        plan = self._planner.plan_at(self._places[i])
+        earlier.append(requested)
+        self._requests[i] = requested
+        self._contexts[i] = self._contexts[i]._replace(requests=requested)
+        plan = self._planner.plan_at(self._contexts[i])
         if plan.results != self._results[i]:
             self._moved.add(i)
         self._equations[i] = plan

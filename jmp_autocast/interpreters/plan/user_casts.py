@@ -9,7 +9,7 @@ from ...policies import FLOAT32
 from ...scopes import CAST, mark
 from ..compat import Atom, aval_of
 from ..primitives.reading import cast_dtype
-from .data import KEEP, Cast, Demand, EquationPlan, Move, Place, Source, ValueState
+from .data import KEEP, Cast, Context, EquationPlan, Move, Source, Use, ValueState
 from .reasons import Reason, ReasonCode
 from .structural import Plans, plans
 from .value_facts import number_state
@@ -18,19 +18,19 @@ _OURS = mark(CAST)
 
 
 @plans("convert_element_type")
-def _convert_element_type(planner: Plans, at: Place) -> EquationPlan:
+def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     """A cast of the program is done as written.
 
     A cast bool or small integer is a constant; other integers become data with their bound.
     """
-    given, eqn = at.given, at.eqn
+    given, eqn = ctx.given, ctx.eqn
     (state,), (var,) = given, eqn.invars
     is_back = aval_of(eqn.outvars[0]).dtype == FLOAT32
-    if is_back and at.region.names and at.region.names[-1] == _OURS:
+    if is_back and ctx.region.names and ctx.region.names[-1] == _OURS:
         # This cast follows a kernel, whose result keeps its dtype.
         no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
         return EquationPlan(Cast(), given, (None,), (state,), no_cast)
-    source, target = at.declared(var), at.declared(eqn.outvars[0])
+    source, target = ctx.declared(var), ctx.declared(eqn.outvars[0])
     cast = Reason(ReasonCode.USER_CAST, f"{aval_of(var).dtype} to {cast_dtype(eqn)}")
     if source is None and target is None:
         known = state.known_value
@@ -49,8 +49,8 @@ def _convert_element_type(planner: Plans, at: Place) -> EquationPlan:
         # float64 and complex numbers have the digits of float32: a cast to them requests float32.
         made = aval_of(eqn.outvars[0]).dtype
         is_wider = jnp.issubdtype(made, jnp.inexact) and made.itemsize > FLOAT32.itemsize
-        demands = (Demand.FULL,) if is_wider else ()
-        return EquationPlan(action, given, (None,), (ValueState(None),), cast, demands=demands)
+        uses = (Use.FULL,) if is_wider else ()
+        return EquationPlan(action, given, (None,), (ValueState(None),), cast, uses=uses)
     if source == target:
         # Only the weak type changes: the value keeps its dtype.
         if state.source is not None:
@@ -65,13 +65,13 @@ def _convert_element_type(planner: Plans, at: Place) -> EquationPlan:
         result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
     # The cast requests its target dtype: the producer of a cast to float32 is raised rather than
     # rounded and widened again.
-    demand = Demand.of(target)
-    if demand is Demand.LOW and target != at.region.compute_dtype:
+    use = Use.of(target)
+    if use is Use.LOW and target != ctx.region.compute_dtype:
         # The compute dtype lacks digits or range of `target`: do not round the producer.
-        demand |= Demand.FULL
-    lowers = at.region.compute_dtype is not None and state.dtype != target
+        use |= Use.FULL
+    lowers = ctx.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None
-    return EquationPlan(action, given, (operand,), (result,), cast, demands=(demand,))
+    return EquationPlan(action, given, (operand,), (result,), cast, uses=(use,))
 
 
 def _is_exact(var: Atom) -> bool:

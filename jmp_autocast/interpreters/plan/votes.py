@@ -9,7 +9,7 @@ import numpy as np
 from ..compat import aval_of
 from ..primitives.traits import having
 from .constant_range import BOUND, NEAR
-from .data import Place, Source, ValueState
+from .data import Context, Source, ValueState
 from .marks import is_convolved_sum
 from .reasons import Reason, ReasonCode
 from .symbolic_sizes import is_as_large
@@ -25,7 +25,7 @@ _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 
 
-def voters(at: Place) -> list[int]:
+def voters(ctx: Context) -> list[int]:
     """Returns the operands whose dtypes decide the dtype of an equation that promotes.
 
     A computed value votes. A source votes if its rounding may cost more than 2**-9 of the result,
@@ -41,62 +41,62 @@ def voters(at: Place) -> list[int]:
       operand that it is compared with.
 
     Args:
-        at: The equation.
+        ctx: The equation.
 
     Returns:
         The positions of the operands that vote.
     """
-    computed = [i for i in at.floats if at.given[i].source is None]
-    if at.policy.data_abstains:
+    computed = [i for i in ctx.floats if ctx.given[i].source is None]
+    if ctx.policy.data_abstains:
         return computed
     # A function of sources alone is a source itself: it stays float32 for its consumers.
-    votes = (vote for names, vote in _CLASSES if computed and at.name in names)
+    votes = (vote for names, vote in _CLASSES if computed and ctx.name in names)
     vote = next(votes, _factor_votes)
-    return [i for i in at.floats if at.given[i].source is None or vote(at, i)]
+    return [i for i in ctx.floats if ctx.given[i].source is None or vote(ctx, i)]
 
 
-def _factor_votes(at: Place, i: int) -> bool:
-    if at.given[i].source is not Source.DATA:
+def _factor_votes(ctx: Context, i: int) -> bool:
+    if ctx.given[i].source is not Source.DATA:
         return False
-    if at.name not in _COMBINES:
+    if ctx.name not in _COMBINES:
         # Without a broadcast (select_n, concatenate) all operands have the result's size.
         return True
-    others = [*at.eqn.outvars, *(at.eqn.invars[k] for k in at.floats)]
-    return all(is_as_large(at.eqn.invars[i], v) for v in others)
+    others = [*ctx.eqn.outvars, *(ctx.eqn.invars[k] for k in ctx.floats)]
+    return all(is_as_large(ctx.eqn.invars[i], v) for v in others)
 
 
-def _divisor_votes(at: Place, i: int) -> bool:
-    has_gradient = at.given[i].known_value is None and at.given[i].source is not Source.CONST
-    is_steep = at.compute_dtype == np.float16 and i == 1 and has_gradient
-    return is_steep or _factor_votes(at, i)
+def _divisor_votes(ctx: Context, i: int) -> bool:
+    has_gradient = ctx.given[i].known_value is None and ctx.given[i].source is not Source.CONST
+    is_steep = ctx.compute_dtype == np.float16 and i == 1 and has_gradient
+    return is_steep or _factor_votes(ctx, i)
 
 
-def _summand_votes(at: Place, i: int) -> bool:
+def _summand_votes(ctx: Context, i: int) -> bool:
     """Whether a summand may be larger than the sum: a source that is no bias and not small."""
-    state = at.given[i]
+    state = ctx.given[i]
     if is_harmless(state):
         return False
     # Data may be much larger than the other operand: `pred - target`, `position + offset`.
     if state.source is Source.DATA:
         return True
-    fresh = min((at.made[k].fresh for k in at.floats if at.given[k].source is None), default=0)
+    fresh = min((ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None), default=0)
     # `x - mean` with an input of the program. The mean of a product is a function of products.
-    if at.name not in _SUMS and fresh == 0:
+    if ctx.name not in _SUMS and fresh == 0:
         return True
-    if at.made[i].spread or not is_as_large(at.eqn.invars[i], at.eqn.outvars[0]):
+    if ctx.marks[i].spread or not is_as_large(ctx.eqn.invars[i], ctx.eqn.outvars[0]):
         # A row of parameters (`h @ w + b`) has no vote, and a row of constants has none beside a
         # product.
         return state.source is not Source.PARAM and fresh == 0
     # `h @ w + b` for a single example adds arrays of one size. `addmm` and `w + a @ b` are the same
     # program: float32 costs one fused temporary there, and 16 bits would round the weight.
-    return aval_of(at.eqn.outvars[0]).ndim != 1 or fresh < 2
+    return aval_of(ctx.eqn.outvars[0]).ndim != 1 or fresh < 2
 
 
-def _choice_votes(at: Place, i: int) -> bool:
-    if is_harmless(at.given[i]):
+def _choice_votes(ctx: Context, i: int) -> bool:
+    if is_harmless(ctx.given[i]):
         return False
     # A clip at a parameter is as exact as the parameter; a comparison with it is not.
-    return at.given[i].source is Source.DATA or at.name not in _CLIPS
+    return ctx.given[i].source is Source.DATA or ctx.name not in _CLIPS
 
 
 _CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes), (having("div1"), _divisor_votes))
@@ -110,7 +110,7 @@ def is_harmless(state: ValueState) -> bool:
     return state.const_range is not None and state.const_range.is_within_one()
 
 
-def is_stream(at: Place) -> bool:
+def is_stream(ctx: Context) -> bool:
     """Returns whether a sum is in a residual stream that is 16 bits by intent.
 
     At level "compute" this is any sum of values of its own size that no parameter is among: a bias
@@ -118,29 +118,29 @@ def is_stream(at: Place) -> bool:
     is the stream of a convolutional network.
 
     Args:
-        at: The equation.
+        ctx: The equation.
     """
-    if not at.policy.data_abstains:
-        return is_convolved_sum(at.eqn, at.made)
-    shape = aval_of(at.eqn.outvars[0]).shape
-    pairs = zip(at.eqn.invars, at.given, strict=True)
+    if not ctx.policy.data_abstains:
+        return is_convolved_sum(ctx.eqn, ctx.marks)
+    shape = aval_of(ctx.eqn.outvars[0]).shape
+    pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
     sources = [s.source for v, s in pairs if aval_of(v).shape == shape]
-    is_sum = at.name in _SUMS and len(sources) > 1
+    is_sum = ctx.name in _SUMS and len(sources) > 1
     return is_sum and all(source in (None, Source.DATA) for source in sources)
 
 
-def starts_stream(at: Place) -> bool:
+def starts_stream(ctx: Context) -> bool:
     """Returns whether rows of parameters are summed, scaled or joined: an embedding's, as a rule.
 
     Differences, and sums with data, do not count: `x - centers[nearest]` of the input of a program
     is a small difference, which is exact in float32.
 
     Args:
-        at: The equation, whose operands are all sources.
+        ctx: The equation, whose operands are all sources.
     """
-    operands = [at.given[i] for i in at.floats]
+    operands = [ctx.given[i] for i in ctx.floats]
     others = [state.source for state in operands if not state.is_looked_up]
-    return at.name in _STARTS and len(others) < len(operands) and Source.DATA not in others
+    return ctx.name in _STARTS and len(others) < len(operands) and Source.DATA not in others
 
 
 def literal_guard(
@@ -166,7 +166,7 @@ def literal_guard(
     return None
 
 
-def far_literal(at: Place, compute_dtype: np.dtype) -> Reason | None:
+def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
     """Returns which literal takes the digits of the 16-bit value that it meets, None if none does.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
@@ -174,19 +174,19 @@ def far_literal(at: Place, compute_dtype: np.dtype) -> Reason | None:
     bfloat16, and its difference to 10,000 is -16 and not 0.
 
     Args:
-        at: The equation.
+        ctx: The equation.
         compute_dtype: float16 or bfloat16.
     """
-    chooses = at.name in _CLIPS or at.name == "select_n"
-    for i in at.floats:
-        value, const_range = at.given[i].known_value, at.given[i].const_range
+    chooses = ctx.name in _CLIPS or ctx.name == "select_n"
+    for i in ctx.floats:
+        value, const_range = ctx.given[i].known_value, ctx.given[i].const_range
         if value is None:
             takes = chooses and const_range is not None and compute_dtype in const_range.rounds()
-        elif at.name in _SHIFTS:
+        elif ctx.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
             # A negative number that `select_n` chooses is a mask; one that clips is a bound.
-            lowest = NEAR if at.name == "select_n" else -BOUND
+            lowest = NEAR if ctx.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
         if takes:

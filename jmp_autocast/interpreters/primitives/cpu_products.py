@@ -180,12 +180,12 @@ def is_exchanged(jaxpr: Jaxpr, product: JaxprEqn) -> bool:
         jaxpr: A jaxpr of movements and one contraction.
         product: The contraction.
     """
-    readers = [e for e in jaxpr.eqns if product.outvars[0] in e.invars]
-    if product.primitive.name != "dot_general" or len(readers) != 1:
+    consumers = [e for e in jaxpr.eqns if product.outvars[0] in e.invars]
+    if product.primitive.name != "dot_general" or len(consumers) != 1:
         return False
     (summed, _), (batch, _) = product.params["dimension_numbers"]
     ndim, rows = (aval_of(v).ndim for v in (product.outvars[0], product.invars[0]))
     rows -= len(summed)
     exchanged = (*range(len(batch)), *range(rows, ndim), *range(len(batch), rows))
-    (reader,) = readers
-    return reader.primitive.name == "transpose" and reader.params["permutation"] == exchanged
+    (consumer,) = consumers
+    return consumer.primitive.name == "transpose" and consumer.params["permutation"] == exchanged

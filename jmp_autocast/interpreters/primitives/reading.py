@@ -15,7 +15,7 @@ from .held_contraction import contraction_in
 from .traits import DERIVATIVES, having
 
 
-def asked_precision(eqn: JaxprEqn) -> Any:
+def requested_precision(eqn: JaxprEqn) -> Any:
     """Returns a ``precision`` above the backend's default, None without one.
 
     ``HIGH`` of one operand is above it, and so is a dot algorithm, which names its dtypes.
@@ -30,7 +30,7 @@ def asked_precision(eqn: JaxprEqn) -> Any:
 def without_request(eqn: JaxprEqn) -> dict[str, Any]:
     """Returns the parameter that drops the program's ``precision`` from a product in 16 bits."""
     # The precision was meant for float32 operands; an algorithm may refuse others.
-    return {} if asked_precision(eqn) is None else {"precision": None}
+    return {} if requested_precision(eqn) is None else {"precision": None}
 
 
 def says_precision(eqn: JaxprEqn) -> bool:

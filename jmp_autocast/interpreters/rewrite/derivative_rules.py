@@ -31,7 +31,7 @@ from ..compat import (
     zero_cotangent,
 )
 from ..compat.settings import in_settings_of_now
-from ..plan.data import EquationPlan, Want
+from ..plan.data import EquationPlan, Request
 from ..plan.float_dtypes import is_16_bit
 from ..plan.needs import Need
 from ..primitives.evaluate import of_positions
@@ -108,9 +108,9 @@ def _emitted(
     return list(function(*xs))
 
 
-def _as_in(dtype: Any) -> Want:
+def _as_in(dtype: Any) -> Request:
     """Returns the request for a result of a rule whose function has it in a dtype."""
-    return Want(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else 0)
+    return Request(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else 0)
 
 
 def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:
@@ -180,9 +180,9 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
         closed = fresh_make_jaxpr(original_forward, *avals)
         # Outputs as the primal function returns them; residuals in whatever dtype they are computed
         # in.
-        wants = [_as_in(s.dtype) for s in inner.outputs]
-        wants += [Want(needs=_LEADS)] * (len(box["avals"]) - len(box["refs"]))
-        flat = rewriter.run(closed, xs, wants, inner)
+        requests = [_as_in(s.dtype) for s in inner.outputs]
+        requests += [Request(needs=_LEADS)] * (len(box["avals"]) - len(box["refs"]))
+        flat = rewriter.run(closed, xs, requests, inner)
         n = len(out_avals)
         for k, i in sorted(box["refs"].items()):
             flat.insert(n + k, xs[i])
@@ -205,8 +205,8 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
 
         given, given_avals = ([x[k] for k in known] for x in (cotangents, out_avals))
         closed = fresh_make_jaxpr(original_backward, list(residual_avals), given_avals)
-        wants = [_as_in(dtypes[i]) for i in moving]
-        found = rewriter.run(closed, [*residuals, *given], wants, inner)
+        requests = [_as_in(dtypes[i]) for i in moving]
+        found = rewriter.run(closed, [*residuals, *given], requests, inner)
         gradients: list[Any] = [None] * len(avals)
         for i, gradient in zip(moving, found, strict=True):
             # A cotangent has the dtype of its primal, which may be the 16-bit copy of a weight.
@@ -234,8 +234,8 @@ def _custom_vmap(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan, operands
             for a, b in zip(avals, batched, strict=True)
         ]
         closed = fresh_make_jaxpr(mapped, *batch_avals)
-        wants = [_as_in(s.dtype) for s in inner.outputs]
-        flat = rewriter.run(closed, xs, wants, inner)
+        requests = [_as_in(s.dtype) for s in inner.outputs]
+        flat = rewriter.run(closed, xs, requests, inner)
         return tuple(flat), (True,) * len(flat)
 
     return list(function(*read(plan, operands)))

@@ -48,9 +48,9 @@ from ..plan.data import (
     Move,
     Plan,
     Redispatch,
+    Request,
     Stored,
     ValueState,
-    Want,
 )
 from ..plan.float_dtypes import float_dtype
 from ..plan.picked_first import picked_first
@@ -326,8 +326,8 @@ class Rewriter(KeepsValues):
         for held in bodies(eqn):
             body = body_of(held.jaxpr)
             states = [ValueState(float_dtype(v.aval)) for v in body.invars]
-            wants = [Want()] * len(body.outvars)
-            inner.append(self.planner.plan(held.jaxpr, states, wants, AS_DECLARED))
+            requests = [Request()] * len(body.outvars)
+            inner.append(self.planner.plan(held.jaxpr, states, requests, AS_DECLARED))
         return dataclasses.replace(plan, action=Inside(tuple(inner), unchanged=True))
 
     def looks_at(self, eqn: JaxprEqn) -> bool:
@@ -372,14 +372,14 @@ class Rewriter(KeepsValues):
         return self.memo[key]
 
     def run(
-        self, closed: AnyJaxpr, args: Sequence[Any], wants: Sequence[Any], of: Plan
+        self, closed: AnyJaxpr, args: Sequence[Any], requests: Sequence[Any], of: Plan
     ) -> list[Any]:
         """Plans and emits a user's derivative rule, which was traced during rewriting.
 
         Args:
             closed: The rule's jaxpr, traced in declared dtypes.
             args: Its arguments, in their current dtypes.
-            wants: The requests for its outputs.
+            requests: The requests for its outputs.
             of: The plan of the function with the rule, in the rule's scope. The function may have
                 nothing to lower although its rule has: a product of 8-bit integers, or a kernel
                 with a backward pass in JAX.
@@ -391,7 +391,7 @@ class Rewriter(KeepsValues):
             ValueState(None if float_dtype(v.aval) is None else x.dtype)
             for v, x in zip(variables, args, strict=True)
         ]
-        plan = self.planner.plan(closed, states, wants, of.path)
+        plan = self.planner.plan(closed, states, requests, of.path)
         if self.planned is not None:
             self.planned(plan)
         if plan.identity and not self.closed_over.look(closed):

@@ -82,7 +82,7 @@ def make_innermost_first(rewriter: Any, plan: Plan) -> None:
 def _question(rewriter: Any, plan: Plan, body: Body, copies: Copies, of_planner: Hashable) -> Keyed:
     """Returns a function that rewrites a body, keyed by everything that its result depends on."""
     at, closed = body.takes_copies_at, body.jaxpr  # alive as long as its id is in a key
-    asked = id(closed), plan.inputs, plan.wants, plan.path, copies, at
+    asked = id(closed), plan.inputs, plan.requests, plan.path, copies, at
     # A new rewriter and planner: those of the call would keep its program and arrays alive.
     like, anew = type(rewriter), rewriter.planner.anew
     key = (*asked, of_planner, trace_context(), registered_rules())

@@ -9,7 +9,7 @@ from typing import Any
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal
 from ..primitives.structure import bodies
 from ..primitives.traits import having
-from .data import Demand, EquationPlan, Want
+from .data import EquationPlan, Request, Use
 from .needs import NOTHING, Need, Needs
 from .reasons import ReasonCode
 
@@ -22,135 +22,133 @@ OUTPUT = "the output"
 
 
 @dataclasses.dataclass(slots=True)
-class Reads:
+class Uses:
     """How a value is read.
 
     Args:
-        demand: In which dtypes.
+        use: In which dtypes.
         fulls: How many equations read it in float32, or move it for those that do.
         first: The primitive that reads it first, in program order.
     """
 
-    demand: Demand = Demand.NONE
+    use: Use = Use.NONE
     fulls: int = 0
     first: str = ""
 
-    def as_want(self, needs: int) -> Want:
+    def as_request(self, needs: int) -> Request:
         """Returns the request of these consumers to the producer of the value."""
         fulls = min(self.fulls, 2)
-        return Want(None, self.demand, needs, fulls, self.first, is_known=True)
+        return Request(None, self.use, needs, fulls, self.first, is_known=True)
 
 
-NOBODY = Reads()
+UNUSED = Uses()
 
 
-class Readers:
+class Consumers:
     """How the equations seen so far read each value, from the last to the first.
 
     Args:
         jaxpr: The open jaxpr.
-        wants: The request for each output.
+        requests: The request for each output.
         needs: The needs of each value.
     """
 
-    def __init__(self, jaxpr: Jaxpr, wants: Sequence[Want], needs: Needs) -> None:
+    def __init__(self, jaxpr: Jaxpr, requests: Sequence[Request], needs: Needs) -> None:
         self._needs = needs
         self._inputs = jaxpr.invars
-        self._reads: dict[Any, Reads] = {}
-        for v, want in zip(jaxpr.outvars, wants, strict=True):
+        self._reads: dict[Any, Uses] = {}
+        for v, request in zip(jaxpr.outvars, requests, strict=True):
             if isinstance(v, Literal):
                 continue
-            if want.dtype is not None:
-                self._read(v, Demand.of(want.dtype), OUTPUT)
-            elif want.is_known or want.demand:
-                self._read(v, want.demand, want.reader, want.fulls)
+            if request.dtype is not None:
+                self._read(v, Use.of(request.dtype), OUTPUT)
+            elif request.is_known or request.use:
+                self._read(v, request.use, request.consumer, request.fulls)
             else:
                 # Outer consumers are not known yet: leave the dtype of `v` alone.
-                self._read(v, Demand.LOW | Demand.FULL, "")
+                self._read(v, Use.LOW | Use.FULL, "")
         self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 
-    def _read(self, v: Atom, demand: Demand, reader: str, fulls: int | None = None) -> None:
-        reads = self._reads.setdefault(v, Reads())
-        reads.demand |= demand
-        reads.first = reader
-        if demand is Demand.FULL:
-            fulls = (reader != OUTPUT) if fulls is None else fulls
+    def _read(self, v: Atom, use: Use, consumer: str, fulls: int | None = None) -> None:
+        reads = self._reads.setdefault(v, Uses())
+        reads.use |= use
+        reads.first = consumer
+        if use is Use.FULL:
+            fulls = (consumer != OUTPUT) if fulls is None else fulls
         reads.fulls += fulls or 0
 
-    def of(self, v: Atom) -> Reads:
+    def of(self, v: Atom) -> Uses:
         """Returns how a value is read."""
-        return self._reads.get(v, NOBODY)
+        return self._reads.get(v, UNUSED)
 
-    def of_inputs(self) -> tuple[tuple[Demand, ...], tuple[int, ...]]:
+    def of_inputs(self) -> tuple[tuple[Use, ...], tuple[int, ...]]:
         """Returns how each input is read, and by how many in float32, counted up to two."""
         found = [self.of(v) for v in self._inputs]
-        return tuple([r.demand for r in found]), tuple([min(r.fulls, 2) for r in found])
+        return tuple([r.use for r in found]), tuple([min(r.fulls, 2) for r in found])
 
     def widened(self) -> frozenset[Any]:
         """Returns the outputs that an equation reads in float32, besides consumers outside."""
         return frozenset([v for v, n in self._outside.items() if self._reads[v].fulls > n])
 
     def add(
-        self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None = None
+        self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None = None
     ) -> None:
         """Records the dtypes of the operands of an equation that follows its request."""
         name = eqn.primitive.name
-        demands = plan.demands or self._demands(eqn, plan, request)
+        uses = plan.uses or self._uses(eqn, plan, granted)
         fulls: dict[int, int] = {}
         for body, inner in zip(bodies(eqn), plan.inner, strict=True) if plan.inner else ():
             for i, count in zip(body.operands, inner.fulls, strict=True):
                 fulls[i] = fulls.get(i, 0) + count
-        if request is None and not plan.demands and self._passes_on(eqn, plan):
+        if granted is None and not plan.uses and self._passes_on(eqn, plan):
             # A mere float32 output has no consumer, and neither does its source before a move. No
             # other consumer shares the cast of a value that is sorted in 16 bits.
             read = name in _FUSES and any([self.of(v).fulls for v in eqn.outvars])
             fulls = dict.fromkeys(range(len(eqn.invars)), int(read))
-        for i, (v, demand) in enumerate(zip(eqn.invars, demands, strict=True)):
+        for i, (v, use) in enumerate(zip(eqn.invars, uses, strict=True)):
             if not isinstance(v, Literal):
-                self._read(v, demand, name, fulls=fulls.get(i))
+                self._read(v, use, name, fulls=fulls.get(i))
 
-    def _demands(
-        self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None
-    ) -> Sequence[Demand]:
+    def _uses(
+        self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None
+    ) -> Sequence[Use]:
         """Returns in which dtype an equation reads each operand."""
-        demand = self._demand(eqn, plan, request)
-        if demand:
-            return (demand,) * len(eqn.invars)
+        use = self._use(eqn, plan, granted)
+        if use:
+            return (use,) * len(eqn.invars)
         # If consumers rank a value or make integers of it (SHARP, SNAP), each float32 read of it
         # counts: a call whose body also holds a product would otherwise get the product's 16-bit
         # copy as its operand. A value that is 16-bit already is not raised.
         return [
-            Demand.of(dtype) & Demand.FULL
+            Use.of(dtype) & Use.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
-            else Demand.NONE
+            else Use.NONE
             for v, dtype in zip(eqn.invars, plan.reads, strict=True)
         ]
 
-    def _demand(
-        self, eqn: JaxprEqn, plan: EquationPlan, request: tuple[Want, ...] | None
-    ) -> Demand:
+    def _use(self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None) -> Use:
         """Returns in which dtype an equation reads its operands; NONE where either will do."""
         name, code = eqn.primitive.name, plan.reason.code
         # A contraction with a float32 accumulator as its result reads 16 bits, too.
         if name in _CONTRACTS and code in _LOW_CONTRACTION:
-            return Demand.LOW
+            return Use.LOW
         # An equation with a request will run, and read its operands, in the requested dtype.
-        if request is not None:
-            return next(want.demand for want in request if want.demand)
+        if granted is not None:
+            return next(request.use for request in granted if request.use)
         if all([state.dtype is None for state in plan.results]):
             # A comparison or an index: exact enough in either dtype, unless it ranks.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
-            return Demand.FULL if kept else Demand.NONE
+            return Use.FULL if kept else Use.NONE
         # An equation that is computed in float32 and rounded once, here or by the program, reads
         # float32.
         if self._is_full(plan) or any(plan.casts) or self._reads_full(plan):
-            return Demand.FULL
+            return Use.FULL
         if not self._passes_on(eqn, plan):
-            return Demand.LOW
+            return Use.LOW
         # If no consumer of a move cares about its dtype, neither does the move.
-        through = Demand.NONE
+        through = Use.NONE
         for out in eqn.outvars:
-            through |= self.of(out).demand
+            through |= self.of(out).use
         return through
 
     def _passes_on(self, eqn: JaxprEqn, plan: EquationPlan) -> bool:
@@ -160,8 +158,8 @@ class Readers:
         return any([s.dtype is not None for s in plan.results]) and not self._is_full(plan)
 
     def _is_full(self, plan: EquationPlan) -> bool:
-        return Demand.of(plan.results[0].dtype) is Demand.FULL
+        return Use.of(plan.results[0].dtype) is Use.FULL
 
     def _reads_full(self, plan: EquationPlan) -> bool:
-        reads = [Demand.of(dtype) for dtype in plan.reads if dtype is not None]
-        return bool(reads) and all([demand is Demand.FULL for demand in reads])
+        reads = [Use.of(dtype) for dtype in plan.reads if dtype is not None]
+        return bool(reads) and all([use is Use.FULL for use in reads])
