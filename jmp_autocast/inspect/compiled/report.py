@@ -28,8 +28,8 @@ class CompiledProduct:
         sums: The dtype of the accumulator; ``""`` if it is unknown.
         kernel: The library or code generator that runs it: ``"cublas"``, ``"cudnn"``, ``"onednn"``,
             ``"ynn"``, ``"triton"``; ``""`` for the compiler's own code.
-        precision: The precision or dot algorithm that the program requests, ``""`` by default. On
-            a TPU the default rounds float32 operands to bfloat16, on a GPU to TF32.
+        precision: The precision or dot algorithm that the program requests, ``""`` by default. On a
+            TPU the default rounds float32 operands to bfloat16, on a GPU to TF32.
         flops: Floating point operations, over all ``times``; None if the text lacks the dimensions.
         times: How often it runs in one run of the program.
         scope: The enclosing scopes, joined by ``/``.

@@ -133,8 +133,8 @@ class _Checked:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
-            # The user's function may have no hash, so None replaces it. If `opened` returns another
-            # function, that of the next call is equal.
+            # `fn` is a key of JAX's cache of traces. A function that `opened` creates equals that
+            # of the next call. The user's own may have no hash, so None replaces it.
             fn = None if call.fn is self._fn else call.fn
             traced = self._traced(fn, *split((call.args, call.kwargs)))
             (outputs, report), unflatten = traced.arrays, traced.static

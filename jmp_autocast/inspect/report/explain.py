@@ -49,9 +49,9 @@ def explain(
         fn: The function in float32, or an `autocast` wrapper with its own options. If a function
             contains such a wrapper, as ``jax.jit(autocast(loss))``, ``jax.grad(autocast(loss))`` or
             a training step do, the report shows the program as it runs: casts are rows, and an
-            equation of a backward pass has the reason of its forward equation.
-            ``report.at_risk`` lists the equations that lose precision with `autocast`, and, if the
-            function is written in 16 bits, those that `autocast` would raise to float32.
+            equation of a backward pass has the reason of its forward equation. ``report.at_risk``
+            lists the equations that lose precision with `autocast`, and, if the function is written
+            in 16 bits, those that `autocast` would raise to float32.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``. A symbolic length of
             `jax.export` counts as 128 in FLOPs and bytes; the report has a note on it.
         policy: A `Policy`, a 16-bit dtype or a jmp string; None for the policy of the wrapper, or

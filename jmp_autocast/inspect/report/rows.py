@@ -51,8 +51,8 @@ class Row:
             ``"const"`` or ``"literal"``, also if it was moved or cast; ``""`` for computed values.
         cause_operands: The positions of the operands that caused the dtypes; ``operand_rows`` has
             the rows that produced them.
-        flops: Estimated floating point operations, over all ``times``; 0 for data movement,
-            casts, and equations with bodies.
+        flops: Estimated floating point operations, over all ``times``; 0 for data movement, casts,
+            and equations with bodies.
         nbytes: Bytes of operands and results in the dtypes that run, over all ``times``.
 
     Example:

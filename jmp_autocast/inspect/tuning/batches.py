@@ -45,8 +45,8 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     """Returns ``fn``, traced only once for arguments of equal types.
 
     `tune` runs the same program under many policies: later calls bind the equations of the first
-    trace, with their scopes and source lines. Callables that are no plain functions are returned
-    as they are.
+    trace, with their scopes and source lines. Callables that are no plain functions are returned as
+    they are.
     """
     if not inspect.isfunction(fn):
         return fn

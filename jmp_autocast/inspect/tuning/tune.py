@@ -52,8 +52,8 @@ def tune(
     If the error under the first policy exceeds the tolerance, one forward and backward pass in
     float32 predicts how much the rounding of each operation changes the loss, and which operations
     have values or gradients out of the range of 16 bits. Then `tune` runs the program with the
-    operations of the largest effects in float32, to find those that are needed: at most
-    ``2 * log2(n) + 10`` runs for ``n`` operations. Each run is compiled; the function is traced
+    operations of the largest effects in float32, to find those that are needed, at most
+    ``2 * log2(n) + 10`` times for ``n`` operations. Each run is compiled; the function is traced
     once for each kind of batch. The search is deterministic.
 
     Args:
@@ -70,8 +70,8 @@ def tune(
             its gradients count as outputs, so that the backward pass is checked as well.
 
     Returns:
-        The report: ``report.policy`` for ``autocast(fn, policy=report.policy)``, and a table of
-        the operations in float32, with the effect of each.
+        The report: ``report.policy`` for ``autocast(fn, policy=report.policy)``, and a table of the
+        operations in float32, with the effect of each.
 
     Raises:
         TypeError: An argument has the wrong type.
