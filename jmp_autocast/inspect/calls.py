@@ -1,4 +1,4 @@
-"""The calls that tools run, on their own arguments or on batches, and ``argnums``."""
+"""Checks the arguments of tools: one call or several batches, and ``argnums``."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ _FIX = "Write batches=[(params, x1), (params, x2)], with a tuple of arguments fo
 
 
 def calls_of(by: str, args: tuple[Any, ...], batches: Any) -> list[tuple[Any, ...]]:
-    """Returns the positional arguments of each call of the public function ``by``.
+    """Returns the positional arguments of each call that the public function ``by`` runs.
 
-    ``args`` are the arguments of one call; ``batches`` are tuples of arguments instead of them.
+    A user gives either ``args``, the arguments of one call, or ``batches``, a tuple of arguments
+    for each call.
 
     Raises:
-        TypeError: The batches are no tuples, or hold no arrays.
-        ValueError: Both are given, or no batch.
+        TypeError: A batch is not a tuple, or an argument is a ``jax.ShapeDtypeStruct``.
+        ValueError: ``args`` and ``batches`` are both given, or ``batches`` is empty.
     """
     if batches is not None and args:
         raise ValueError(f"{by} takes arguments or batches, got {len(args)} and batches. {_FIX}")
@@ -40,7 +41,7 @@ def calls_of(by: str, args: tuple[Any, ...], batches: Any) -> list[tuple[Any, ..
 
 
 def check_concrete(by: str, arguments: Any) -> None:
-    """Raises TypeError for a shape in place of an array, which only `explain` accepts."""
+    """Raises TypeError if an argument is a ``jax.ShapeDtypeStruct``: only `explain` accepts one."""
     for leaf in jax.tree.leaves(arguments):
         if isinstance(leaf, jax.ShapeDtypeStruct):
             raise TypeError(
@@ -71,10 +72,10 @@ def differentiated(
     """Returns the positions of the differentiated arrays among the flat arrays of a call.
 
     Args:
-        argnums: The positions of arguments.
+        argnums: The positions of the differentiated arguments, as in ``jax.grad``.
         count: The number of positional arguments of the call.
-        paths: The path of each array: its first name is the position of its argument.
-        arrays: The arrays.
+        paths: The path of each array, such as ``"0/w"``: it begins with the argument's position.
+        arrays: The flat arrays of the call.
         untrained: Returns whether the array at a path is never differentiated.
     """
     roots = {str(number % count) for number in _positions(argnums)}
@@ -88,7 +89,9 @@ def differentiated(
 
 
 def check_range(argnums: Any, count: int, of: str) -> None:
-    """Raises for ``argnums`` out of ``count`` positional arguments of ``of``, as in "a call has".
+    """Raises unless ``argnums`` are positions among ``count`` positional arguments.
+
+    The error message has ``of`` before the count, such as "the call, which has".
 
     Raises:
         TypeError: An element is no integer.

@@ -1,6 +1,6 @@
 """Report output: lines of at most 100 columns, tables, plain data, JSON and files.
 
-All reports write through this module, so an infinity is always written as ``"inf"``.
+All reports use this module, so every JSON text has ``"inf"`` for an infinity.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, TypeVar
 from jax.export import is_symbolic_dim
 
 NOT_EXPORTED = {"exported": False}
-"""The metadata of a field without a plain form, or with a better one."""
+"""The metadata of a dataclass field that `Exported` does not write."""
 
 Item = TypeVar("Item")
 
@@ -24,8 +24,8 @@ Item = TypeVar("Item")
 class Exported:
     """A dataclass that can be written as plain data and as JSON.
 
-    The fields are written, except those with the metadata ``NOT_EXPORTED``, and the properties
-    named in ``_computed``.
+    The written data are the properties named in ``_computed``, and all fields except those with the
+    metadata ``NOT_EXPORTED``.
     """
 
     _computed: ClassVar[tuple[str, ...]] = ()
@@ -44,8 +44,8 @@ class Exported:
     def to_json(self, path: str | pathlib.Path | None = None) -> str:
         """Returns the report as JSON text; an infinity is the string ``"inf"``.
 
-        Standard JSON has no ``Infinity``, which Python would write, and JavaScript, R and jq reject
-        it. ``float("inf")`` reads the string back.
+        Python would write ``Infinity``, which is not standard JSON: JavaScript, R and jq reject it.
+        ``float("inf")`` reads the string back.
 
         Args:
             path: A file to write the text to as well.
@@ -64,13 +64,13 @@ class Exported:
 def plain(value: Any, *, finite: bool = False) -> Any:
     """Returns dataclasses as dicts and tuples as lists, at any depth.
 
-    ``finite`` writes numbers that JSON lacks as strings: ``"inf"``, ``"nan"``, and ``"b"`` for a
-    symbolic length.
+    If ``finite``, numbers that JSON lacks become strings: ``"inf"``, ``"nan"``, and the name of a
+    symbolic length, such as ``"b"``.
     """
     if dataclasses.is_dataclass(value):
         fields = dataclasses.fields(value)
         names = [field.name for field in fields if field.metadata.get("exported", True)]
-        # `dataclasses.asdict` skips properties and would copy the fields that are not exported.
+        # `dataclasses.asdict` would skip properties, and copy the fields that are not exported.
         names += getattr(value, "_computed", ())
         return {name: plain(getattr(value, name), finite=finite) for name in names}
     if isinstance(value, Mapping):
@@ -83,7 +83,7 @@ def plain(value: Any, *, finite: bool = False) -> Any:
 
 
 def saved(text: str, path: str | pathlib.Path | None) -> str:
-    """Writes a text to a file if there is a path, and returns the text."""
+    """Writes a text to a file if ``path`` is not None, and returns the text."""
     if path is not None:
         pathlib.Path(path).write_text(text, encoding="utf-8")
     return text
@@ -93,12 +93,12 @@ def saved(text: str, path: str | pathlib.Path | None) -> str:
 
 
 def cut(text: str, width: int = 100) -> str:
-    """Returns a line of at most ``width`` characters."""
+    """Returns a text, shortened to at most ``width`` characters."""
     return text if len(text) <= width else text[: width - 3] + "..."
 
 
 def located(*words: str, source: str) -> str:
-    """Returns words, such as a primitive and its scope, and a source line without its folders.
+    """Joins words, such as a primitive and its scope, and a source line without its folders.
 
     Empty words are left out. Paths of installed packages are longer than a line of text.
 
@@ -110,13 +110,13 @@ def located(*words: str, source: str) -> str:
 
 
 def scaled(value: float) -> str:
-    """Returns a number with three digits and the letter of its power of 1,000.
+    """Returns a number with three digits and an SI prefix.
 
     Example:
         >>> scaled(512), scaled(1.5e9)
         ('512 ', '1.5 G')
     """
-    # Three digits: the FLOPs of a program are an estimate.
+    # Three digits are enough: the FLOPs of a program are an estimate.
     for unit in ("", "k", "M", "G", "T", "P"):
         if value < 1000 or unit == "P":
             break
@@ -125,7 +125,7 @@ def scaled(value: float) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Returns a number with its noun, in the plural ``many``, by default ``one`` with an "s".
+    """Returns a number and its noun: ``one``, or the plural ``many`` (default: ``one`` + "s").
 
     Example:
         >>> counted(1, "value"), counted(4096, "value")
@@ -135,7 +135,7 @@ def counted(count: int, one: str, many: str = "") -> str:
 
 
 def labeled(facts: Mapping[str, str | None]) -> list[str]:
-    """Returns a line for each fact, after its name; facts that are None are left out.
+    """Returns a line for each fact, with its name and text; facts that are None are left out.
 
     Example:
         >>> labeled({"FLOPs": "12 k", "unknown": None})
@@ -154,12 +154,12 @@ def table(
     """Returns the lines of a table, the titles first.
 
     Args:
-        columns: The titles, each with the format of its cells: ``">10.2g"`` for numbers on the
-            right, ``"22"`` for text that is cut to that width, ``""`` for the rest of the line.
+        columns: The titles, each with the format of its cells: ``">10.2g"`` for right-aligned
+            numbers, ``"22"`` for text cut to 22 characters, ``""`` for the rest of the line.
         items: The items, one per row.
         cells: Returns the cells of an item.
         shown: The number of rows, None for all.
-        more: The last line names the number of the other items, followed by this text.
+        more: The text after the number of items not shown, in the last line.
 
     Example:
         >>> columns = {"FLOPs": ">7", "primitive": ""}
@@ -167,13 +167,13 @@ def table(
         ['  FLOPs  primitive', '      9  exp', '... and 1 more']
     """
     formats = list(columns.values())
-    titles = [re.sub(r"\.\d+\w", "", spec) for spec in formats]  # a title has no digits
+    titles = [re.sub(r"\.\d+\w", "", spec) for spec in formats]  # a title is text
     lines = [_line(columns, titles), *(_line(cells(item), formats) for item in items[:shown])]
     return lines + rest(items, shown, more)
 
 
 def rest(items: Sequence[Any], shown: int | None, more: str = "more") -> list[str]:
-    """Returns the line with the number of items that are not shown; no line if all are."""
+    """Returns a line with the number of items that are not shown; no line if all are shown."""
     left = len(items) - len(items[:shown])
     return [f"... and {left} {more}"] if left else []
 
@@ -181,7 +181,7 @@ def rest(items: Sequence[Any], shown: int | None, more: str = "more") -> list[st
 def _line(cells: Sequence[Any] | Mapping[str, str], formats: Sequence[str]) -> str:
     text, before = "", formats[0]
     for cell, spec in zip(cells, formats, strict=True):
-        if text:  # text after a right-aligned number needs more room
+        if text:  # one space after a right-aligned number is hard to see
             text += "  " if before.startswith(">") and not spec.startswith(">") else " "
         is_text = isinstance(cell, str) and spec.isdigit()
         text += format(cut(cell, int(spec)) if is_text else cell, spec)

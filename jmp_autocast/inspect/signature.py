@@ -1,4 +1,4 @@
-"""The static part of a call and of its results, in the form that `jax.jit` takes."""
+"""The static parts of a call's arguments and results, in a form that `jax.jit` accepts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from ..policies.callables import has_hash
 class Traced:
     """The result of a jitted function: arrays, and a hashable value known from tracing.
 
-    A call that finds its trace in JAX's cache gets the same static value.
+    If JAX's cache already holds the trace of a call, the call returns the static value of that
+    trace.
     """
 
     arrays: Any
@@ -26,14 +27,14 @@ class Traced:
 
 @dataclasses.dataclass(frozen=True)
 class Signature:
-    """The structure of arguments, and the leaves that are no arrays.
+    """The tree structure of a call's arguments, and their leaves that are no arrays.
 
     Two signatures are equal if one trace serves both calls.
 
     Args:
         tree: The tree structure of the arguments.
         static: The leaves that are no arrays, by position.
-        key: `_key` of each of these leaves; it alone is compared.
+        key: The `_key` of each static leaf, compared in place of the leaf.
     """
 
     tree: Any
@@ -41,9 +42,8 @@ class Signature:
     key: tuple[Any, ...]
 
     def rebuilt(self, arrays: Sequence[Any]) -> Any:
-        """Returns the arguments with other arrays."""
-        # `static` is in the order of positions, so that each insertion finds the leaves before it
-        # in place.
+        """Returns the arguments with ``arrays`` in place of their arrays."""
+        # `static` is sorted by position, so each leaf is inserted after all leaves before it.
         leaves = list(arrays)
         for i, leaf in self.static.items():
             leaves.insert(i, leaf)
@@ -51,7 +51,7 @@ class Signature:
 
     @property
     def is_constant(self) -> bool:
-        """False if a leaf has no hash: such a leaf may be mutated, and still equals itself."""
+        """Whether all static leaves have hashes: a leaf without one may change between calls."""
         return has_hash((self.tree, self.key))
 
     def __hash__(self) -> int:
@@ -60,16 +60,16 @@ class Signature:
 
 
 def _key(position: int, leaf: Any) -> tuple[Any, ...]:
-    """Returns equal keys for static leaves that one trace serves.
+    """Returns the key of a static leaf; leaves have equal keys if one trace serves both.
 
-    The type counts: 1 equals True, but ``x * True`` differs. The text of a float counts: 0.0 equals
-    -0.0, and NaN equals nothing.
+    The key has the type, because 1 equals True, but ``x * True`` differs from ``x * 1``. It has the
+    text of a float, because 0.0 equals -0.0, and NaN does not equal itself.
     """
     return position, type(leaf), repr(leaf) if isinstance(leaf, float | complex) else leaf
 
 
 def split(arguments: Any) -> tuple[Signature, list[Any]]:
-    """Returns the signature of a pytree of arguments, and its arrays, which `autocast` traces."""
+    """Returns the signature of a pytree of arguments, and its array leaves."""
     leaves, tree = jax.tree.flatten(arguments)
     static = {i: leaf for i, leaf in enumerate(leaves) if not is_array(leaf)}
     key = tuple(_key(i, leaf) for i, leaf in static.items())

@@ -22,7 +22,7 @@ Program = Callable[..., Any] | jax.stages.Lowered | jax.stages.Compiled | str
 
 _COMPILED = (str, jax.stages.Lowered, jax.stages.Compiled)
 
-# Text that only one compiler writes, in this order.
+# Text that only one platform's compiler writes. The first match decides.
 _PLATFORMS = (
     ("tpu", re.compile(r"\{[\d,]*:T\(|tpu_custom_call")),
     ("gpu", re.compile(r"__cu(?:blas|dnn)\$|__triton|__gpu\$|operation_queue_id|gpu_version")),
@@ -36,26 +36,27 @@ def explain_compiled(
     against: Program | None = None,
     **kwargs: Any,
 ) -> CompiledReport:
-    """Reports the products of an XLA executable by dtype, its casts and copies, and its cycles.
+    """Reports the matmuls and convolutions, casts, copies and cycles of an XLA executable.
 
-    A plan is a request: the compiler raises, merges and removes operations. This function compiles
-    the program, runs nothing, and parses the text of the optimized module. Cycles are known for
-    TPU programs: they are the compiler's estimate, without asynchronous copies.
+    A plan of `autocast` is a request: the compiler may still change dtypes, and merge or remove
+    operations. This function compiles the program without running it, and parses the text of the
+    optimized module. Only TPU programs have cycles: they are the compiler's estimate, without
+    asynchronous copies.
 
     Args:
-        program: A function, in `jax.jit` or not; the result of ``jax.jit(fn).lower(...)``, compiled
-            with any options or not; or the text of a compiled module, as in a file of an XLA dump.
+        program: A function, with or without `jax.jit`; the result of ``jax.jit(fn).lower(...)``,
+            compiled or not; or the text of a compiled module, such as a file of an XLA dump.
         *args: The positional arguments of the function, as arrays or ``jax.ShapeDtypeStruct``.
-        against: Another program, to be shown beside it: by hand or in float32. A function takes the
-            same arguments.
+        against: Another program to show beside the first, such as the same model in float32. If it
+            is a function, it gets the same arguments.
         **kwargs: The keyword arguments of the function.
 
     Returns:
         The report, for ``print(report)``, ``report.products`` and ``report.cycles``.
 
     Raises:
-        TypeError: ``program`` or ``against`` has another type, or arguments are given for a program
-            that is lowered already.
+        TypeError: ``program`` or ``against`` has none of these types, or ``program`` is no function
+            and comes with arguments.
         ValueError: The text is no HLO module.
 
     Example:
@@ -82,7 +83,7 @@ _Compiled: TypeAlias = tuple[str, str, int | None]
 
 
 def _compiled(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: str) -> _Compiled:
-    """Compiles a program, unless it is compiled already; error messages begin with ``by``."""
+    """Compiles a program if it is not compiled yet; error messages begin with ``by``."""
     if isinstance(program, _COMPILED):
         if args or kwargs:
             takes = f"{by} takes arguments for a function alone"
@@ -122,13 +123,14 @@ def _of_executable(compiled: jax.stages.Compiled) -> _Compiled:
 
 
 def platform_of(text: str) -> str:
-    """Returns the platform of a text: ``"cpu"``, ``"gpu"``, ``"tpu"``, or ``""``."""
+    """Returns the platform of a compiled module, or ``""`` if it is unknown."""
     return next((name for name, mark in _PLATFORMS if mark.search(text)), "")
 
 
 def _report(text: str, platform: str, temporary: int | None) -> CompiledReport:
     module = parse(text)
-    # A conditional counts as its branch with the most cycles, or with the most bytes of results.
+    # Of a conditional only the branch with the most cycles counts; without cycles, the branch with
+    # the most bytes of results.
     found = list(runs(module, lambda run: cycles_of(run) or run.times * run.instruction.nbytes))
     kernels = [run for run in found if run.is_kernel]
     collectives = collections.Counter[str]()
@@ -151,7 +153,7 @@ def _report(text: str, platform: str, temporary: int | None) -> CompiledReport:
 
 
 def _opaque_calls(run: Run, module: Module) -> list[str]:
-    """Returns the targets of the custom calls of a kernel that are no products."""
+    """Returns the targets of a kernel's custom calls, except known matmuls and convolutions."""
     inside = inside_fusions(run.instruction, run.within, module)
     parts = [run.instruction, *(inner for inner, _ in inside)]
     calls = [part for part in parts if part.opcode == "custom-call" and not is_free(part)]

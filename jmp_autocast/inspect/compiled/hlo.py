@@ -1,7 +1,7 @@
 """Parses the text of an HLO module, as ``compiled.as_text()`` returns it and XLA dumps it.
 
-All compilers of XLA print this text. `cost_analysis()` counts the body of a loop once, has no
-dtypes, and is None for a GPU without a device.
+XLA prints this text for every platform. ``compiled.cost_analysis()`` is no substitute: it counts
+the body of a loop once, has no dtypes, and is None for a GPU program compiled without a GPU.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _LINE = re.compile(r"\s+(ROOT )?%?([\w.\-]+) = ")
 _SHAPE = re.compile(r"\b([a-z]\w*)\[([^\]]*)\](\{[^}]*\})?")
 _QUOTED = re.compile(r'"(?:[^"\\]|\\.)*"')
 _OPERAND = re.compile(r"(?:^|[\s,(%])([A-Za-z_][\w.\-]*)(?=\s*(?:,|$))")
-# The brackets of these opcodes hold no operands.
+# The brackets after these opcodes hold no operands.
 _LEAVES = frozenset(("parameter", "constant", "iota", "partition-id", "replica-id"))
 
 
 class UnreadableError(ValueError):
-    """A text without a program; the message names a text to pass."""
+    """A text is no complete HLO module; the message names a text to pass instead."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +32,10 @@ class Shape:
     """An array as the compiler stores it.
 
     Args:
-        dtype: HLO's name, such as ``bf16``.
-        dims: Its dimensions.
-        on_chip: It is in the vector memory of a TPU, layout ``S(1)``: a load causes no traffic to
-            the large memory.
+        dtype: HLO's name of the dtype, such as ``bf16``.
+        dims: The dimensions.
+        on_chip: Whether the array is in the vector memory of a TPU, layout ``S(1)``: loading it
+            causes no traffic to main memory.
     """
 
     dtype: str
@@ -49,7 +49,7 @@ class Shape:
 
     @property
     def nbytes(self) -> int:
-        """Its bytes in the large memory: 0 for an array on the chip."""
+        """The bytes of the array in main memory: 0 if it is on the chip."""
         return 0 if self.on_chip else self.elements * bits_of(self.dtype) // 8
 
 
@@ -57,7 +57,7 @@ _LETTERS = {"f": "float", "bf": "bfloat", "s": "int", "u": "uint", "c": "complex
 
 
 def dtype_name(name: str) -> str:
-    """Returns NumPy's name of a dtype for HLO's; any other text as it is.
+    """Returns NumPy's name of an HLO dtype; any other text is returned as it is.
 
     Example:
         >>> [dtype_name(name) for name in ("bf16", "f8e4m3fn", "s8", "pred", "token")]
@@ -82,7 +82,7 @@ def bits_of(dtype: str) -> int:
     if dtype in ("token", "opaque"):
         return 0
     found = re.search(r"\d+", dtype.replace("pred", "8"))
-    if found is None:  # an unknown dtype must not count as nothing
+    if found is None:  # an unknown dtype must not count as 0 bits
         raise ValueError(f"{dtype} is no dtype of HLO.")
     return int(found[0])
 
@@ -92,13 +92,13 @@ class Instruction:
     """One line of a computation.
 
     Args:
-        name: Its name, without ``%``.
-        opcode: Such as ``fusion``.
-        shapes: The arrays of its result; several for a tuple.
-        operands: The names of its operands.
+        name: The name, without ``%``.
+        opcode: The opcode, such as ``fusion``.
+        shapes: The shape of the result; several for a tuple.
+        operands: The names of the operands.
         attributes: The rest of the line, after the closing bracket of the operands.
-        inside: The text in these brackets: the value of a constant, the number of a parameter.
-        is_root: The computation returns it.
+        inside: The text in the brackets of the operands, such as the value of a constant.
+        is_root: Whether the computation returns the result.
     """
 
     name: str
@@ -111,7 +111,7 @@ class Instruction:
 
     @property
     def nbytes(self) -> int:
-        """The bytes of its result in the large memory."""
+        """The bytes of the result in main memory."""
         return sum(shape.nbytes for shape in self.shapes)
 
     @property
@@ -120,7 +120,7 @@ class Instruction:
         return (self.attribute("custom_call_target") or "").strip('"')
 
     def attribute(self, name: str) -> str | None:
-        """Returns the value of an attribute such as ``dim_labels``, None without one."""
+        """Returns the value of an attribute such as ``dim_labels``, None if it is absent."""
         found = re.search(rf"[ ,]{name}=(\{{[^}}]*\}}|[^\s,]+)", self.attributes)
         return found[1] if found else None
 
@@ -138,8 +138,8 @@ class Module:
     """A parsed module.
 
     Args:
-        name: Its name, such as ``jit_step``.
-        computations: The computations by name: instructions by name, in order.
+        name: The name of the module, such as ``jit_step``.
+        computations: Each computation by name: a mapping of its instructions by name, in order.
         entry: The name of the entry computation.
         unread: The lines of computations that could not be parsed.
         header: The text before the first computation: options, and the tables of source lines.
@@ -166,7 +166,7 @@ def parse(text: str) -> Module:
     """Parses the text of a module.
 
     Raises:
-        UnreadableError: It has no entry computation.
+        UnreadableError: The text has no entry computation.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -204,7 +204,7 @@ def parse(text: str) -> Module:
 
 
 def _whole_lines(lines: Sequence[str]) -> Iterator[str]:
-    """Yields lines, and joins those of an instruction with line breaks in its metadata."""
+    """Yields lines; an instruction with line breaks in its metadata becomes one line."""
     at = 0
     while at < len(lines):
         line = lines[at]
@@ -234,7 +234,7 @@ def _read(line: str) -> Instruction | None:
     rest = line[found.end() :]
     try:
         # `(f32[8]{0:T(1024)}, s32[]) while(%tuple), condition=%c, body=%b`: layouts hold brackets,
-        # so the ends of the result and of the operands are found by counting.
+        # so the ends of the result and of the operands are found by counting brackets.
         end = _closing(rest, 0) if rest.startswith("(") else rest.index(" ")
         result, rest = rest[:end], rest[end:].lstrip()
         opcode, rest = rest.split("(", 1)
@@ -256,12 +256,12 @@ def _read(line: str) -> Instruction | None:
 
 
 def _operands(inside: str) -> tuple[str, ...]:
-    # `%a, f32[8,128]{1,0} %b`, or without the sign: `f32[8,128]{1,0} a, b`.
+    # XLA writes `%a, f32[8,128]{1,0} %b`, or without `%`: `f32[8,128]{1,0} a, b`.
     return tuple(re.findall(r"%([\w.\-]+)", inside) or _OPERAND.findall(inside))
 
 
 def _closing(text: str, start: int) -> int:
-    """Returns the position behind the bracket that closes the one at ``start``."""
+    """Returns the position after the bracket that closes the one at ``start``."""
     depth = 0
     for position in range(start, len(text)):
         depth += {"(": 1, ")": -1}.get(text[position], 0)
@@ -271,7 +271,7 @@ def _closing(text: str, start: int) -> int:
 
 
 def shapes_in(text: str) -> Iterator[Shape]:
-    """Yields each array of a shape's text, such as ``(f32[8,128]{1,0}, s32[])``."""
+    """Yields the shapes in a text such as ``(f32[8,128]{1,0}, s32[])``."""
     for dtype, dims, layout in _SHAPE.findall(text):
         sizes = tuple(int(n.removeprefix("<=")) for n in dims.split(",") if n)
         yield Shape(dtype, sizes, on_chip=bool(re.search(r"S\([1-9]\d*\)", layout)))

@@ -10,11 +10,11 @@ from .products import name_of_product
 from .report import CompiledKernel
 from .runs import Run, inside_fusions
 
-# A kernel of these opcodes alone only copies, or casts if one of them is a convert. An asynchronous
-# copy (`copy-start`) is neither: it prefetches an operand while others compute.
+# A kernel that has only these opcodes is a cast if one of them is a convert, and else a copy. An
+# asynchronous copy (`copy-start`) is neither: it prefetches an operand while other kernels compute.
 _MOVES = frozenset("parameter bitcast copy tuple transpose reshape convert fusion".split())
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-# The TPU compiler writes the largest number of 64 bits for a missing estimate.
+# The TPU compiler writes the largest 64-bit integer in place of a missing estimate.
 _SENTINEL = 2**60
 
 
@@ -26,7 +26,7 @@ def kernel_of(run: Run, module: Module) -> CompiledKernel:
     if multiplied := [part for part in parts if name_of_product(part[0]) is not None]:
         kind, (main, _) = "product", multiplied[0]
     elif moved := {instruction.opcode for instruction, _ in parts} <= _MOVES:
-        # The first convert has the location in the program.
+        # A cast has the operand and the source location of its first convert.
         converts = [part for part in parts if part[0].opcode == "convert"]
         kind, (main, within) = ("cast", converts[0]) if converts else ("copy", parts[0])
     operand = within.get(main.operands[0]) if moved and main.operands else None
@@ -45,13 +45,13 @@ def kernel_of(run: Run, module: Module) -> CompiledKernel:
 
 
 def _moved_bytes(run: Run) -> int:
-    """Returns the bytes that a cast or copy loads and stores; of a tuple only the first array."""
+    """Returns the bytes that a cast or copy loads and stores, of a tuple only the first array."""
     operands = [run.within[name] for name in run.instruction.operands if name in run.within]
     return sum(each.nbytes for each in operands) + run.instruction.shapes[0].nbytes
 
 
 def cycles_of(run: Run) -> int | None:
-    """Returns the TPU compiler's estimate for all times; asynchronous copies have none."""
+    """Returns the cycles that the TPU compiler estimates for all runs, None without an estimate."""
     found = _CYCLES.search(run.instruction.attributes)
     if found is None or int(found[1]) > _SENTINEL:
         return None

@@ -11,7 +11,7 @@ from .hlo import Instruction, Module
 _METADATA = re.compile(r'(?<!\w)metadata=\{((?:[^{}"]|"(?:[^"\\]|\\.)*"|\{[^{}]*\})*)\}')
 _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s,}]+)')
 _ENTRY = re.compile(r'^(\d+) (".*"|\{.*\})$')
-# JAX writes enclosing calls between the scopes of the user.
+# JAX writes these names of enclosing calls between the user's scopes.
 _CALLS = re.compile(
     r"(jit|pjit|checkpoint|remat|closed_call|core_call|shard_map|custom_jvp_call|custom_vjp_call|eval_jaxpr)"
     r"(\(.*\))?$|(while|body|cond|scan|main|rematted_computation|branch_\d+_fun|autocast\[.*\])$"
@@ -25,7 +25,7 @@ class Location(NamedTuple):
     Args:
         scope: The enclosing scopes, joined by ``/``.
         operation: The name of JAX's primitive, such as ``dot_general``.
-        source: The file and line, as in a `Row` of `explain`; ``""`` if the text lacks them.
+        source: The file and line, ``""`` if the text lacks them.
     """
 
     scope: str
@@ -47,7 +47,7 @@ def location_of(instruction: Instruction, module: Module) -> Location:
 
 
 def _split(text: str) -> list[str]:
-    """Returns the parts between slashes; a slash in brackets belongs to a name."""
+    """Splits a text at slashes, except at slashes in brackets."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "([") - (letter in ")]")
@@ -66,7 +66,7 @@ def _name(scope: str) -> str:
 
 @functools.lru_cache(maxsize=8)
 def _frames(header: str) -> dict[str, str]:
-    """Returns the source line of each stack frame: JAX 0.12 writes them in tables at the start."""
+    """Returns the source line of each stack frame, from tables that JAX 0.12 adds to the header."""
     tables: dict[str, dict[str, str]] = {}
     current: dict[str, str] = {}
     for line in header.splitlines():

@@ -1,4 +1,4 @@
-"""The matmuls and convolutions of a compiled program: dtypes, kernels and FLOPs."""
+"""The products (matmuls and convolutions) of a compiled program: dtypes, kernels and FLOPs."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .locations import location_of
 from .report import CompiledProduct
 from .runs import Run, inside_fusions
 
-# Library calls: cuBLAS, cuBLASLt, cuDNN, oneDNN. A call of more than one product, such as cuDNN's
-# attention, is no product: the text does not show its inside.
+# Calls of cuBLAS, cuBLASLt, cuDNN and oneDNN that run one product. A call that runs several, such
+# as cuDNN's attention, does not match: the text does not show its products.
 _LIBRARY = re.compile(r"__(cublas|onednn)\$(?:\w+\$)*\w+$|__(cudnn)\$conv\w*$")
-# Fusions with a kernel of their own: "__ynn_fusion", "__triton_gemm", "__cudnn$fusion".
+# Fusions that a library or code generator runs: "__ynn_fusion", "__triton_gemm", "__cudnn$fusion".
 _FUSED = re.compile(r'"kind":"__([a-z]+)')
 _OPCODES = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
 
 
 def products(run: Run, module: Module, platform: str) -> Iterator[CompiledProduct]:
-    """Yields the matmuls and convolutions of a kernel, those inside fusions too."""
+    """Yields the products of a kernel, including those inside fusions."""
     is_fusion = run.instruction.opcode == "fusion"
     fused = _FUSED.search(run.instruction.attributes) if is_fusion else None
     inside = inside_fusions(run.instruction, run.within, module)
@@ -30,7 +30,7 @@ def products(run: Run, module: Module, platform: str) -> Iterator[CompiledProduc
         name = name_of_product(instruction)
         if name is None or len(instruction.operands) < 2:
             continue
-        # An asynchronous copy returns a tuple, whose first array is the operand.
+        # An operand from an asynchronous copy is a tuple, whose first array is the value.
         lhs, rhs = (_first(within.get(operand)) for operand in instruction.operands[:2])
         result, location = instruction.shapes[0], location_of(instruction, module)
         flops = flops_of(instruction, lhs, rhs, result) if lhs.dtype and rhs.dtype else None
@@ -53,7 +53,7 @@ def products(run: Run, module: Module, platform: str) -> Iterator[CompiledProduc
 
 
 def _first(operand: Instruction | None) -> Shape:
-    """Returns the shape of an operand, without a dtype if its line could not be parsed."""
+    """Returns the first shape of an operand; one with dtype ``""`` if it could not be parsed."""
     return operand.shapes[0] if operand and operand.shapes else Shape("", ())
 
 
@@ -95,7 +95,7 @@ def flops_of(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) ->
         return _convolution_flops(instruction, lhs, rhs, result)
     if instruction.target == "__onednn$matmul":
         return 2 * result.elements * lhs.dims[-1]
-    # The configuration of cuBLAS holds the dimensions of the dot.
+    # A cuBLAS call has the contracting dimensions in its configuration.
     dims = re.search(r'"lhs_contracting_dimensions":\[([^\]]*)\]', instruction.attributes)
     text = dims[1] if dims else instruction.attribute("lhs_contracting_dims")
     if text is not None:
@@ -110,11 +110,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def _convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
-    """Counts the products with an element of the input, not those with padding.
+    """Returns the FLOPs of a convolution, without multiplications by padding.
 
-    A TPU runs every dot as a convolution, with batch dimensions as spatial ones whose padding and
-    dilation select one element: counting windows would make a batched dot of 12 heads 12 times too
-    large.
+    The TPU compiler writes every dot as a convolution. A batch dimension becomes a spatial one
+    whose padding and dilation select one element: with padding, a batched dot of 12 heads would
+    count 12 times.
     """
     labels = instruction.attribute("dim_labels")
     lhs_labels, rhs_labels, result_labels = re.split("_|->", labels or "bf_io->bf")
@@ -135,7 +135,7 @@ def _convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result:
 
 
 def _window(attributes: str, rank: int) -> list[tuple[int, ...]]:
-    """Returns stride, low padding, dilation of the input and of the kernel for each dimension."""
+    """Returns stride, low padding, input dilation and kernel dilation for each dimension."""
     found = re.search(r"window=\{([^}]*)\}", attributes)
     fields = dict(field.split("=") for field in found[1].split()) if found else {}
 
@@ -149,9 +149,9 @@ def _window(attributes: str, rank: int) -> list[tuple[int, ...]]:
 
 
 def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
-    """Counts the FLOPs of a cuDNN convolution: all three kinds have the same products."""
+    """Returns the FLOPs of a cuDNN convolution, or of a gradient of one, which has as many."""
     # The operands are (input, kernel), (output gradient, kernel) or (input, output gradient).
-    # dim_labels are those of the forward convolution: input_kernel->output.
+    # dim_labels are always those of the forward convolution: input_kernel->output.
     output_labels = (instruction.attribute("dim_labels") or "").partition("->")[2]
     if "Filter" in instruction.target:
         kernel, output = result, rhs

@@ -18,17 +18,18 @@ _SHOWN = 20
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProduct:
-    """A matmul or convolution that runs.
+    """A matmul or convolution of a compiled program.
 
     Args:
-        kind: ``"dot"`` or ``"convolution"``, as in the program: a TPU convolves for both.
+        kind: ``"dot"`` or ``"convolution"``, as in the user's program: the TPU compiler writes both
+            as convolutions.
         operands: The dtypes of its two operands, as the kernel loads them.
         result: The dtype of its result.
         sums: The dtype of the accumulator; ``""`` if it is unknown.
         kernel: The library or code generator that runs it: ``"cublas"``, ``"cudnn"``, ``"onednn"``,
             ``"ynn"``, ``"triton"``; ``""`` for the compiler's own code.
-        precision: The precision or dot algorithm that the program requests, ``""`` by default. On
-            a TPU the default rounds float32 operands to bfloat16, on a GPU to TF32.
+        precision: The precision or dot algorithm that the program requests, ``""`` by default. On a
+            TPU the default rounds float32 operands to bfloat16, on a GPU to TF32.
         flops: Floating point operations, over all ``times``; None if the text lacks the dimensions.
         times: How often it runs in one run of the program.
         scope: The enclosing scopes, joined by ``/``.
@@ -56,16 +57,16 @@ class CompiledProduct:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledKernel:
-    """A kernel that runs.
+    """A kernel of a compiled program.
 
     Args:
         name: Its name in the text of the module and in profiles.
         kind: ``"product"`` if it holds a matmul or convolution; ``"cast"`` if it only casts,
-            ``"copy"`` if it only moves; else ``"other"``, also for asynchronous copies.
-        operand: The dtype that a cast or copy loads; ``""`` for others.
-        result: The dtype that it stores; that of the first of several results.
-        nbytes: The bytes that a cast or copy moves from and to the large memory, over all
-            ``times``, without those in the memory of the chip. None for others.
+            ``"copy"`` if it only moves data; else ``"other"``, also for asynchronous copies.
+        operand: The dtype that a cast or copy loads; ``""`` for other kinds.
+        result: The dtype of the first result.
+        nbytes: The bytes that a cast or copy loads from and stores to main memory, over all
+            ``times``; arrays in the on-chip memory of a TPU do not count. None for other kinds.
         cycles: The cycles that the TPU compiler estimates, over all ``times``; None without an
             estimate, as for asynchronous copies and on other devices.
         times: How often it runs in one run of the program.
@@ -93,7 +94,7 @@ class CompiledKernel:
 
 @dataclasses.dataclass(frozen=True)
 class CompiledReport(Exported):
-    """The result of `jmp_autocast.explain_compiled`. Loops multiply all numbers.
+    """The result of `jmp_autocast.explain_compiled`. All numbers include each iteration of loops.
 
     Args:
         name: The name of the module.
@@ -101,10 +102,10 @@ class CompiledReport(Exported):
         products: The matmuls and convolutions, including those inside fusions, in program order.
         kernels: The kernels, in program order.
         collectives: How often each collective runs, by name and dtype: ``"all-gather bfloat16"``.
-        calls: The targets of custom calls without an inside in the text, in text order. They may
-            multiply; their FLOPs count nowhere.
-        loops_of_unknown_length: The number of loops whose body counts once.
-        temporary: The bytes of the compiler's own buffers; None for a text.
+        calls: The targets of custom calls whose inside the text does not show, in text order. If
+            they run matmuls, the FLOPs are not counted.
+        loops_of_unknown_length: The number of loops of unknown length: their bodies count once.
+        temporary: The bytes of XLA's temporary buffers; None if the program was given as text.
         unread: The lines of the text that could not be parsed; no other number includes them.
         against: The report of the program in ``against=``, None without one.
 
@@ -131,7 +132,9 @@ class CompiledReport(Exported):
 
     @property
     def cycles(self) -> int | None:
-        """The TPU compiler's estimate, without asynchronous copies; None for other devices.
+        """The cycles that the TPU compiler estimates; None on other devices.
+
+        Asynchronous copies have no estimate.
 
         Example:
             >>> import jax.numpy as jnp
@@ -154,7 +157,7 @@ class CompiledReport(Exported):
         return {kind: sum(scope[kind] for scope in scopes) for kind in _PLURAL}
 
     def cycles_by_scope(self) -> dict[str, dict[str, int]]:
-        """Returns the estimated cycles of each scope by kind, without its inner scopes.
+        """Returns the estimated cycles of each scope by kind, excluding the scopes inside it.
 
         Example:
             >>> import jax.numpy as jnp
@@ -171,7 +174,7 @@ class CompiledReport(Exported):
 
     @property
     def product_flops(self) -> int:
-        """The FLOPs of matmuls and convolutions, as far as they are known.
+        """The sum of the FLOPs of matmuls and convolutions, as far as they are known.
 
         Example:
             >>> import jax.numpy as jnp
@@ -182,7 +185,7 @@ class CompiledReport(Exported):
         return sum(product.flops or 0 for product in self.products)
 
     def by_dtype(self) -> dict[str, int]:
-        """Returns the FLOPs of products by the wider dtype of their operands, largest first.
+        """Returns the FLOPs of products by the wider of their operand dtypes, largest first.
 
         Example:
             >>> import jax.numpy as jnp
@@ -261,7 +264,7 @@ class CompiledReport(Exported):
         return {name: (total,) for name, total in totals.items()}
 
     def _layers(self) -> dict[str, tuple[int, ...]]:
-        """Returns the cycles of each scope, all and by kind, largest first; layers are merged."""
+        """Returns total cycles and cycles by kind of each scope; equal layers are one scope."""
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         for scope, cycles in self.cycles_by_scope().items():
             counts[_without_numbers(scope) or "(no scope)"].update(cycles)
@@ -301,7 +304,7 @@ class CompiledReport(Exported):
 
 
 def dtypes_of(product: CompiledProduct) -> str:
-    """Returns the dtypes of operands, result and accumulator of a product in a few words."""
+    """Returns the dtypes of a product as a short text, with the accumulator if it has 16 bits."""
     text = f"{' x '.join(dict.fromkeys(product.operands))} -> {product.result}"
     text = f"conv {text}" if product.kind == "convolution" else text
     return f"{text} (sums too)" if product.sums in ("bfloat16", "float16") else text
@@ -327,7 +330,7 @@ def _beside(
     name_title: str,
     width: int,
 ) -> list[str]:
-    """Returns a table of numbers by name, with the first number of another program and a ratio."""
+    """Returns a table of numbers by name; with ``other``, also its first number and the ratio."""
     none = (None,) * len(titles)
     columns = dict.fromkeys(titles, f">{width}")
     if other is not None:
@@ -351,7 +354,7 @@ def _table(
     columns: dict[str, str],
     rows: Sequence[tuple[tuple[str, ...], tuple[int | None, ...]]],
 ) -> Iterator[str]:
-    """Yields the lines of a table, largest first; rows of the same words are merged."""
+    """Yields the lines of a table, the largest row first; rows with equal text are merged."""
     groups: dict[tuple[str, ...], list[tuple[int | None, ...]]] = collections.defaultdict(list)
     for (*words, scope, source), numbers in rows:
         groups[*words, _without_numbers(scope), source.rpartition("/")[2]].append(numbers)

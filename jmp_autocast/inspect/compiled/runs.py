@@ -28,7 +28,7 @@ _COLLECTIVES = frozenset(
     """.split()
 )
 _KNOWN_STEPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
-# The steps that a comparison adds to the distance from the start to the limit.
+# The iterations beyond the distance from start to limit: `i <= limit` adds one to `i < limit`.
 _COMPARISONS = {"LT": 0, "LE": 1, "GT": 0, "GE": 1, "NE": 0}
 
 
@@ -40,7 +40,7 @@ class Run:
         instruction: The instruction.
         within: The computation that holds it.
         times: How often it runs in one run of the program.
-        steps: The number of iterations of a loop; None if the text lacks it.
+        steps: The number of iterations of a loop; None if it is unknown.
     """
 
     instruction: Instruction
@@ -50,7 +50,7 @@ class Run:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a loop, whose body has runs of its own."""
+        """Whether it is a loop; the instructions of its body have runs of their own."""
         return self.instruction.opcode == "while"
 
     @property
@@ -62,8 +62,8 @@ class Run:
 def runs(module: Module, weight: Callable[[Run], Any]) -> Iterator[Run]:
     """Yields the runs of a module, loops before their bodies.
 
-    The body of a loop of unknown length counts once. Only the branch of a conditional with the
-    largest sum of ``weight`` counts. Collectives inside a fusion follow the fusion.
+    The body of a loop of unknown length counts once. Of a conditional, only the branch with the
+    largest sum of ``weight`` is included. Collectives inside a fusion follow the fusion.
     """
     return _inside(module.computations[module.entry], 1, module, weight)
 
@@ -79,7 +79,7 @@ def _inside(
                 body = module.body(instruction, "body")
                 yield from _inside(body, times * (steps or 1), module, weight)
             case "conditional":
-                # The largest branch is the one that a training step takes.
+                # A training step is assumed to take the branch of the largest weight.
                 branches = [
                     list(_inside(branch, times, module, weight))
                     for branch in _branches(instruction, module)
@@ -117,7 +117,7 @@ def _branches(instruction: Instruction, module: Module) -> list[Computation]:
 def inside_fusions(
     instruction: Instruction, within: Computation, module: Module
 ) -> Iterator[tuple[Instruction, Computation]]:
-    """Yields the instructions of a fusion and of the fusions in it, each with its computation."""
+    """Yields the instructions of a fusion and its inner fusions, each with its computation."""
     if instruction.opcode == "fusion":
         body = module.body(instruction, "calls")
         for inner in body.values():
@@ -160,7 +160,7 @@ def _constant(instruction: Instruction) -> int | None:
 
 
 def _start(within: Computation, loop: Instruction, counter: int) -> int:
-    """Returns the initial value of the counter, 0 if it is no constant of the text."""
+    """Returns the initial value of the counter, 0 if it is not a constant."""
     state = within.get(loop.operands[0])
     if state is None or state.opcode != "tuple":
         return 0

@@ -1,1 +1,1 @@
-"""The effect of rounding each operation to 16 bits on a program's results, in one backward pass."""
+"""Measures, in one backward pass, how rounding each operation to 16 bits changes the results."""

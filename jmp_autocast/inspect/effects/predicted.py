@@ -1,9 +1,9 @@
-"""The effects of lowering the operations of a function, from one backward pass in float32.
+"""Predicts the effect of running each operation in 16 bits, from a backward pass in float32.
 
-To first order the change of a scalar is the rounding error of an operation times its cotangent,
-summed over the elements. The scalar is the function's result if that is a loss. Other results are
-summed with random signs, each array in units of its norm: the mean square of the change is then the
-square of the relative error.
+To first order, an operation changes a scalar by its rounding errors times its cotangents, summed
+over the elements. If the function returns a loss, the scalar is the loss. Otherwise the scalar is
+the sum of all results with random signs, each array divided by its norm: then the mean square of
+the change is the square of the relative error.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Effect(NamedTuple):
 
     Args:
         change: The change of the loss to first order; without a loss the same as ``spread``.
-        spread: The root of the sum of the squares of its parts, which is the size of the change if
-            errors are independent. Without a loss it is the relative error.
-        in_range: The dtype can represent the values of the operation, and its cotangents.
+        spread: The root of the sum of the squared changes by each element: the expected size of the
+            change if errors are independent. Without a loss it is the relative error.
+        in_range: Whether the dtype can represent the operation's values, and its cotangents.
     """
 
     change: float
@@ -41,21 +41,21 @@ class Effect(NamedTuple):
 
     @property
     def size(self) -> float:
-        """An estimate of the largest change; infinite for values out of the dtype's range."""
+        """An estimate of the largest change; infinite if values are out of the dtype's range."""
         return max(abs(self.change), self.spread) if self.in_range else math.inf
 
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """The measuring pass of a function, for arguments of one form.
+    """A pass that measures the effects of operations, for arguments of fixed shapes and dtypes.
 
     Args:
         operations: The measured operations.
-        sites: Their sites.
-        run: From arrays to `NUMBERS` of each site.
-        has_loss: The result is a loss.
-        gradients: Cotangents out of the dtype's range count, too.
-        error: The error of JAX for a function that it cannot differentiate, else ``""``.
+        sites: The sites of these operations.
+        run: Takes the arrays, and returns `NUMBERS` numbers for each site.
+        has_loss: Whether the first result is a loss.
+        gradients: Whether cotangents must be in the dtype's range, too.
+        error: The error of JAX if it cannot differentiate the function, else ``""``.
     """
 
     operations: frozenset[Operation]
@@ -75,7 +75,7 @@ class Pass:
         found = {}
         for operation, (change, square, lost, off, size) in sums.items():
             if size:
-                # A cotangent that underflows or overflows loses at least half of its size.
+                # Only underflow or overflow changes a cotangent by half of its size.
                 in_range = not lost and not (self.gradients and off > size / 2)
                 spread = math.sqrt(square)
                 found[operation] = Effect(change if self.has_loss else spread, spread, in_range)
@@ -92,11 +92,11 @@ def pass_of(
     """Returns the pass that measures the effects of operations.
 
     Args:
-        fn: From arrays to arrays, in float32.
+        fn: The function in float32, from arrays to arrays.
         arrays: Its arguments.
-        operations: The operations.
+        operations: The operations to measure.
         dtype: The dtype that they are rounded to.
-        gradients: Cotangents count; the first result is a loss, also if other arrays follow.
+        gradients: Whether cotangents count. If so, a scalar first result is always the loss.
     """
     closed = fresh_make_jaxpr(fn, *arrays)
     avals = [aval_of(v) for v in body_of(closed).outvars]
@@ -128,7 +128,7 @@ def pass_of(
 
 
 def _random_sum(arrays: Sequence[Any]) -> Any:
-    """Returns the sum of all elements with random signs, each array in units of its norm."""
+    """Returns the sum of all elements with random signs, each array divided by its norm."""
     keys = jax.random.split(jax.random.key(0), max(len(arrays), 1))
     total = jnp.float32(0)
     for x, key in zip(arrays, keys, strict=False):

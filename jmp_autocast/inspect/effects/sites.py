@@ -1,9 +1,9 @@
-"""The equations whose rounding has an effect on a program's results.
+"""Finds the sites of a program: the equations whose rounding changes its results.
 
-A site is an equation that a cotangent reaches: its results depend on a differentiable value, and it
-computes new values. The bodies of calls, loops, branches, checkpoints and device maps are entered.
-A kernel, and a function with a derivative rule of its own, is one site for all operations inside,
-because JAX creates no cotangents for these.
+A site computes new values from a differentiable value, so that a cotangent reaches its results. The
+bodies of calls, loops, branches, checkpoints and `shard_map` have sites of their own. A kernel or a
+function with a custom derivative rule is one site for all operations inside, because JAX creates no
+cotangents for these.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...policies import CALLS
 from ..measure.measured import OUTSIDE, Around, described, is_differentiable, measured_equations
 
 _SAME_VALUES = having("same")
-# JAX does not differentiate a `while` backward.
+# JAX has no reverse-mode derivative of `while`.
 _FLAT = {name for name, words in BACKWARD.items() if "flat" in words} | {"while"}
 _ENTERED = CALLS | {"scan", "cond", "shard_map"}
 
@@ -33,10 +33,10 @@ Operation: TypeAlias = tuple[str, str]
 
 @dataclasses.dataclass(frozen=True)
 class Site:
-    """An equation whose rounding has an effect.
+    """An equation whose rounding changes the results of the program.
 
     Args:
-        operations: Its operation, or those inside.
+        operations: The operation of the equation, and those in its bodies.
         loops: The lengths of the loops around it, outermost first.
     """
 
@@ -45,19 +45,19 @@ class Site:
 
 
 Tree: TypeAlias = dict[int, Any]
-"""A value for each site of a jaxpr, by the position of its equation; a list of trees, one for each
-body, for an equation that is entered."""
+"""A value for each site of a jaxpr, by the position of its equation. If the bodies of an equation
+have sites, its value is a list of trees, one for each body."""
 
 
 def sites_of(
     jaxpr: AnyJaxpr, live: Sequence[bool], wanted: Callable[[Site], bool], outer: Around = OUTSIDE
 ) -> tuple[Tree, list[bool]]:
-    """Returns the wanted sites of a jaxpr, and which outputs are differentiable.
+    """Returns the wanted sites of a jaxpr, and whether each output is differentiable.
 
     Args:
         jaxpr: The jaxpr.
-        live: Which inputs are differentiable.
-        wanted: Whether a site is wanted.
+        live: Whether each input is differentiable.
+        wanted: Returns whether a site is wanted.
         outer: The scopes and loops around the jaxpr.
     """
     tree: Tree = {}
@@ -94,7 +94,7 @@ def sites_of(
         live = [reads[k] for k in body.operands]
         while True:
             tree, outputs = sites_of(body.jaxpr, live, wanted, around.within(eqn, body))
-            # An iteration's carries are operands of the next one.
+            # A carry that becomes differentiable in one iteration is so in the next.
             late = [i for i, k in body.carries if outputs[k] and not live[i]]
             if not late:
                 return tree, outputs

@@ -1,9 +1,9 @@
 """Runs a program, and measures in its backward pass how rounding each site changes a scalar.
 
-The results of a site pass through an identity whose derivative rule sees their cotangents. The rule
-returns the numbers of the site as the gradient of an array of zeros, another operand of the
-identity. So only a few numbers of each site outlive its backward pass, and a loop returns them by
-iteration. The rounding errors are computed in the backward pass, and never stored for it.
+The results of a site pass through an identity whose derivative rule gets their cotangents. The rule
+returns the measured numbers as the gradient of another operand, an array of zeros. So only a few
+numbers per site outlive its backward pass, and a loop returns them for each iteration. Rounding
+errors are computed in the backward pass, so that the forward pass stores none.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from ...policies import CONTRACTIONS
 from .sites import Tree
 
 NUMBERS = 5
-"""The numbers measured for a site: the change of the scalar to first order; the sum of the squares
-of its parts; the count of elements that are finite in float32 alone; the sum of the magnitudes of
-the rounding errors of the cotangents; the sum of the magnitudes of the cotangents."""
+"""A site has five numbers: the change of the scalar to first order; the sum of the squared changes
+by each element; the count of elements that are finite only in float32; the sum of the magnitudes of
+the cotangents' rounding errors; the sum of the cotangents' magnitudes."""
 
 
 class Tapped:
-    """A run of a program that measures the rounding of its sites to a dtype."""
+    """Runs a program, and measures the effect of rounding each site to a dtype."""
 
     def __init__(self, dtype: np.dtype) -> None:
         self._dtype = dtype
@@ -43,8 +43,8 @@ class Tapped:
         Args:
             jaxpr: The jaxpr.
             arrays: Its inputs.
-            zeros: For each site an array of shape ``(*loops, NUMBERS)``, whose gradient are its
-                numbers.
+            zeros: An array of zeros for each site, of shape ``(*loops, NUMBERS)``. Its gradient is
+                the numbers of the site.
         """
 
         def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Any]:
@@ -53,7 +53,7 @@ class Tapped:
                 return self._inside(eqn, operands, found)
             if found is not None:
                 return self._site(eqn, operands, found)
-            if eqn.primitive.name == "while":  # it has no backward pass
+            if eqn.primitive.name == "while":  # JAX cannot differentiate it in reverse
                 operands = [lax.stop_gradient(x) if _is_float(x) else x for x in operands]
             return bound(eqn, operands)
 
@@ -64,10 +64,10 @@ class Tapped:
         floats = [k for k, x in enumerate(results) if _is_float(x)]
         values = [results[k] for k in floats]
         residuals: list[Any] = values
-        if _is_product(eqn):  # the residuals of its derivative
+        if _is_product(eqn):  # its derivative keeps the operands anyway
             pairs = zip(eqn.invars, operands, strict=True)
             residuals = [x for v, x in pairs if not isinstance(v, Literal)]
-        # In a device map each device has its own part of the numbers.
+        # In a `shard_map` each device computes its own part of the numbers.
         axes = frozenset().union(*map(compat.varying_axes, values))
         tapped = _tap(eqn, self._dtype)(compat.device_varying(zeros, axes), residuals, values)
         for k, x in zip(floats, tapped, strict=True):
@@ -108,7 +108,7 @@ class Tapped:
     def _checkpoint(
         self, eqn: JaxprEqn, jaxpr: AnyJaxpr, operands: list[Any], zeros: Tree
     ) -> Sequence[Any]:
-        """Rebinds the user's checkpoint, policy included, on the tapped body."""
+        """Binds the user's checkpoint, with its policy, to a body that measures its sites."""
         leaves, tree = jax.tree.flatten(zeros)
         count = len(operands)
 
@@ -122,10 +122,10 @@ class Tapped:
 
 
 def _tap(eqn: JaxprEqn, dtype: np.dtype) -> Any:
-    """Returns the identity for a site's results, which measures the site.
+    """Returns an identity for a site's results whose backward pass measures the site.
 
-    Its operands are the zeros, the residuals and the float results. It closes over no array, which
-    a checkpoint could not recompute.
+    Its operands are the zeros, the residuals and the float results. It must not close over arrays:
+    a checkpoint could not recompute them.
     """
 
     def operands_of(residuals: Sequence[Any]) -> list[Any]:
@@ -137,8 +137,8 @@ def _tap(eqn: JaxprEqn, dtype: np.dtype) -> Any:
         return values
 
     def backward(residuals: Sequence[Any], cotangents: list[Any]) -> tuple[Any, None, Any]:
-        # XLA would hoist computations without the cotangent into the forward pass, and keep their
-        # results. For a product in float32 one late operand is enough.
+        # XLA would move computations that do not depend on the cotangent into the forward pass, and
+        # keep their results. For a product in float32, one operand that depends on it is enough.
         late = _after(_one_of(cotangents[0]), residuals)
         exact, operands = late, late
         if _is_product(eqn):
@@ -168,7 +168,7 @@ def _is_product(eqn: JaxprEqn) -> bool:
 
 
 def _rounded(x: Any, dtype: np.dtype) -> Any:
-    """Returns a float rounded to a dtype, in its own dtype, and any other value as it is."""
+    """Rounds a float array to a dtype and casts it back; other values are returned as they are."""
     if not _is_float(x):
         return x
     x = jnp.asarray(x)
@@ -180,8 +180,8 @@ def _lowered(
 ) -> list[Any]:
     """Returns the results of an equation in a dtype, given its float32 results.
 
-    A product also rounds its operands, and accumulates in float32 as matrix units do. The operands
-    of other operations are results, whose rounding counts at their producers.
+    The operands of a product are rounded, too, and the product accumulates in float32 as matrix
+    units do. The operands of other equations are not rounded: that counts at their producers.
     """
     if _is_product(eqn):
         results = bound(eqn, [_rounded(x, dtype) for x in operands])
@@ -189,17 +189,17 @@ def _lowered(
 
 
 def _one_of(x: Any) -> Any:
-    """Returns a number that is computed after an array."""
-    # On an explicit mesh an element has no device of its own.
+    """Returns a number that depends on an array."""
+    # On an explicit mesh one element of an array has no sharding of its own.
     is_spread = not getattr(jax.typeof(x).sharding, "mesh", jax.sharding.AbstractMesh((), ())).empty
     return jnp.max(x) if is_spread else x[(0,) * x.ndim]
 
 
 def _after(number: Any, arrays: Sequence[Any]) -> list[Any]:
-    """Returns arrays that are computed after a number.
+    """Returns equal arrays that depend on a number, so that XLA computes them after it.
 
-    The arrays depend on the number, because XLA:CPU drops an ``optimization_barrier`` early.
-    Without the order the pass of 12 layers took 3.9 times the memory of a gradient.
+    An ``optimization_barrier`` would not do: XLA:CPU drops it early. Without this order, the pass
+    of 12 layers took 3.9 times the memory of a gradient.
     """
     known = ~jnp.isnan(number)
     return [jnp.where(known, x, jnp.nan) if _is_float(x) else x for x in arrays]
@@ -209,13 +209,13 @@ def _after(number: Any, arrays: Sequence[Any]) -> list[Any]:
 def _numbers(exact: Any, low: Any, cotangent: Any, low_cotangent: Any) -> Any:
     x, y, c, d = (each.astype(jnp.float32) for each in (exact, low, cotangent, low_cotangent))
     lost = jnp.isfinite(x) & ~jnp.isfinite(y)
-    # The first order of an infinity is meaningless: infinities are counted instead.
+    # There is no first-order change from or to an infinity: `lost` counts overflows instead.
     part = jnp.where(jnp.isfinite(x) & jnp.isfinite(y), (y - x) * c, 0.0)
     known = jnp.isfinite(c)
     off, size = (jnp.where(known, jnp.abs(each), 0.0) for each in (d - c, c))
     each = (part, part * part, lost.astype(jnp.float32), off, size)
-    # One reduction of five arrays is one kernel. Along the last dimension first: a sum of all
-    # elements, one after the other, would lose digits.
+    # One reduction of five arrays is one kernel. It sums the last dimension first, because one
+    # running sum of all elements would lose digits.
     for axes in (range(x.ndim - 1, x.ndim), range(x.ndim - 1)) if x.ndim else ():
         add = lambda xs, ys: tuple(map(operator.add, xs, ys))  # noqa: E731
         each = lax.reduce(each, (np.float32(0),) * NUMBERS, add, tuple(axes))

@@ -49,30 +49,31 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
 
     The function runs as it is, with or without `autocast`; equations inside loops, branches, calls
     and checkpoints count as well. To check the backward pass, check the gradient:
-    ``check_numerics(jax.grad(autocast(loss)))``. An infinity that the program itself contains, as
-    in a mask, is not a fault. A fault is a NaN from operands without one, or an infinity from
-    finite operands. A NaN of an argument that reaches a result is an error, too, and so is an
-    infinity of an argument that reaches a scalar result, such as a loss.
+    ``check_numerics(jax.grad(autocast(loss)))``. A fault is a NaN from operands without a NaN, or
+    an infinity from finite operands. An infinity that the program itself contains, as in a mask, is
+    no fault. Mode ``"raise"`` also raises if a NaN of an argument reaches a result, or if an
+    infinity of an argument reaches a scalar result, such as a loss.
 
     Outside of ``jit`` and on one device, the check runs equation by equation, and compiles each
-    kind of equation once. Inside ``jit`` and on several devices it is compiled as a whole, which
+    kind of equation once. Inside ``jit`` or on several devices it is compiled as a whole, which
     takes up to 32 times as long as compiling the function. It is traced once per signature, as with
     ``jit``. Use it to find a fault, not to train. The modes are those of Paddle's
     ``TensorCheckerConfig``.
 
     Args:
         fn: The function.
-        mode: ``"raise"``: the first fault is an error. ``"collect"``: returns the result and a
-            report of all equations. ``"overflow"``: also a value beyond float16's range is a fault;
-            for the float32 function, to find the overflows of float16.
+        mode: ``"raise"`` raises an error for the first fault. ``"collect"`` returns the result and
+            a report of all equations. ``"overflow"`` is like ``"collect"``, but a value beyond
+            float16's range is a fault, too: it finds the overflows of float16 in a function that
+            runs in float32.
 
     Returns:
-        A function of the same arguments: in mode ``"raise"`` of the same result, else of a pair of
-        the result and a `NumericsReport`.
+        A function of the same arguments. In mode ``"raise"`` it returns the result of ``fn``, else
+        a pair of the result and a `NumericsReport`.
 
     Raises:
-        TypeError: ``fn`` is not callable; or, at the call, it is differentiated from outside.
-        ValueError: There is no such mode.
+        TypeError: ``fn`` is not callable; or, at the call, the checked function is differentiated.
+        ValueError: ``mode`` is unknown.
         FloatingPointError: At the call, in mode ``"raise"``. Within an outer ``jit`` the error is
             JAX's own, ``jax.errors.JaxRuntimeError``, with the same text.
 
@@ -95,21 +96,21 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
     check_choice("mode", mode, get_args(Mode))
     # The object holds the traces of the function, and is freed with the function.
     checked = _Checked(fn, mode)
-    # The user gets a function, not the `_Checked` object, so that a class may use it as a method.
+    # Returns a function, not the `_Checked` object, so that a class may use it as a method.
     return functools.wraps(fn, updated=())(lambda *args, **kwargs: checked(args, kwargs))
 
 
 class _ClosesOverTracersError(Exception):
-    """The trace uses tracers of an outer trace, so no other call may use it."""
+    """A trace uses tracers of an outer trace, so no other call may use the trace."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class _Declared:
-    """A traced function, equal to itself alone, so that `jax.jit` may hold it.
+    """A traced function. It is hashable by identity, so that it can be static in `jax.jit`.
 
     Args:
         closed: The jaxpr.
-        unflatten: Converts its outputs to the result of the function.
+        unflatten: Converts the outputs of the jaxpr to the result of the function.
     """
 
     closed: compat.ClosedJaxpr
@@ -127,19 +128,19 @@ class _Checked:
         self._compiled = jax.jit(self._run, static_argnums=0)
 
     def __reduce__(self) -> Any:
-        # Another process traces for itself: the traces of `jax.jit` cannot be pickled.
+        # The traces of `jax.jit` cannot be pickled: another process traces again.
         return _Checked, (self._fn, self._mode)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
-            # The function of an opened call equals that of the next call; a user's function may
-            # have no hash.
+            # `fn` is a key of JAX's cache of traces. A function that `opened` creates equals that
+            # of the next call. The user's own may have no hash, so None replaces it.
             fn = None if call.fn is self._fn else call.fn
             traced = self._traced(fn, *split((call.args, call.kwargs)))
             (outputs, report), unflatten = traced.arrays, traced.static
             if self._mode == "raise":
                 if any(isinstance(x, compat.Tracer) for x in jax.tree.leaves(report)):
-                    jax.debug.callback(_raise, report)  # known when an outer jit runs
+                    jax.debug.callback(_raise, report)  # known when the outer jit runs
                 else:
                     _raise(report, call.args, call.kwargs)
             result = call.finish(unflatten(outputs))
@@ -152,13 +153,13 @@ class _Checked:
             except _ClosesOverTracersError:
                 pass
             else:
-                # Equation by equation each kind of equation is compiled once: the gradient of a GPT
-                # of 12 layers takes 8 s of CPU time, and compiling one program takes 63 s.
+                # Run by single equations, each kind of which is compiled once, the gradient of a
+                # GPT of 12 layers takes 8 s of CPU time; compiling one program takes 63 s.
                 if not _is_traced(arrays) and is_on_one_device(declared.closed, arrays):
                     return self._run(declared, *map(on_device, arrays))
                 return self._compiled(declared, *self._undifferentiated(arrays))
-        # For this call alone, without JAX's caches. Closed-over tracers become arguments, because
-        # JAX does not notice a derivative with respect to closed-over tracers in a custom rule.
+        # This trace serves one call, and is not cached. Closed-over tracers become arguments, so
+        # that the rule of `_undifferentiated` also sees a derivative with respect to them.
         call, closed = self._program(fn, signature, arrays)
         converted, hoisted = jax.closure_convert(compat.jaxpr_as_fun(closed), *arrays)
         closed = compat.fresh_make_jaxpr(converted, *arrays, *hoisted)
@@ -166,9 +167,9 @@ class _Checked:
         return run(*self._undifferentiated([*arrays, *hoisted]))
 
     def _declare(self, fn: Any, signature: Signature, *arrays: Any) -> Traced:
-        """Traces the function and runs nothing; the trace of `jax.jit` holds the result."""
+        """Traces the function without running it; the cache of `jax.jit` keeps the trace."""
         call, closed = self._program(fn, signature, arrays)
-        # JAX would reuse the trace in the next outer trace, without these tracers.
+        # JAX would reuse the trace in another outer trace, where these tracers are not valid.
         if any(isinstance(x, compat.Tracer) for x in compat.consts_of(closed)):
             raise _ClosesOverTracersError
         return Traced((), _Declared(closed, call.unflatten))
@@ -179,12 +180,12 @@ class _Checked:
         return call, compat.fresh_make_jaxpr(call.traceable, *arrays)
 
     def _run(self, declared: _Declared, *arrays: Any) -> Traced:
-        # All counts of a report take XLA twice as long to compile as NaNs and infinities alone, and
-        # the message of an error has only these.
+        # An error message has only the numbers of NaNs and infinities. XLA compiles these in half
+        # the time of all counts.
         probe = NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise")
         evaluated = Evaluator(probe).start(declared.closed, [Program()], arrays)
         pairs = zip(evaluated.outputs, compat.body_of(declared.closed).outvars, strict=True)
-        # Binding an equation again may lose a weak type.
+        # An output may have lost its weak type, because each equation was bound again.
         outputs = [as_traced(x, v.aval, "same") for (x,), v in pairs]
         equations = tuple(measured_equations(declared.closed))
         results = [x for (x,) in evaluated.outputs if is_measurable(jax.typeof(x))]
@@ -193,9 +194,9 @@ class _Checked:
         return Traced((outputs, report), declared.unflatten)
 
     def _undifferentiated(self, arrays: Sequence[Any]) -> list[Any]:
-        """Returns arrays that raise if differentiated, because custom derivative rules do not run.
+        """Returns equal arrays whose differentiation raises: custom derivative rules do not run.
 
-        Refs stay as they are: JAX does not allow them in a function with a derivative rule.
+        Refs are returned as they are: JAX does not allow them in a function with a derivative rule.
         """
 
         @jax.custom_jvp

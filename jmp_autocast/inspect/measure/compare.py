@@ -1,4 +1,4 @@
-"""`compare`: the float32 and the mixed program in one run, value by value."""
+"""`compare`: runs a program in float32 and in mixed precision, and compares their values."""
 
 from __future__ import annotations
 
@@ -50,42 +50,42 @@ def compare(
     """Runs a function in float32 and in mixed precision, and locates the errors.
 
     Both programs run side by side, equation by equation, so that each value has its counterpart.
-    The error that an equation *introduces* is its error on the operands of the float32 program,
-    rounded to the dtypes of its operands; the rest of its error comes from earlier equations. The
-    float32 program selects the branch of a ``cond`` and ends a ``while``.
+    The error that an equation *introduces* is the error of its result if it runs on the operands of
+    the float32 program, rounded to the dtypes of its own operands. The rest of its error comes from
+    earlier equations. The float32 program selects the branch of a ``cond`` and ends a ``while``.
 
-    Each equation is compiled by itself, once for all equal ones, so a model of many equal layers
-    takes hardly longer than one of few. Loops, branches and device maps are compiled as a whole,
-    and so are the two backward passes.
+    Each equation is compiled by itself, and equal equations are compiled once, so a model of many
+    equal layers takes hardly longer than one of few. Loops, branches and ``shard_map`` are compiled
+    as a whole, and so are the two backward passes.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper with its own options. Or a dict of
-            float arrays by name, such as the outputs of hooks of another framework, for comparison
-            with the dict ``against``.
-        *args: Its positional arguments.
-        policy: A `Policy`, a 16-bit dtype or a jmp string; None for the wrapper's own, or the
-            default.
-        argnums: Positions as in ``jax.grad``, of a function that returns a scalar: compares the
-            gradients of ``jax.grad(autocast(fn))`` with respect to these arguments. None for no
-            gradients. ``compare(jax.grad(fn), ...)`` has a row for each equation of a backward
-            pass.
-        against: Another function of the same arguments, for a comparison of two programs instead of
-            two precisions: a sampler with a trainer, decoding with prefill, a batch of 1 with one
-            of 8. Both run as they are. Values are paired by name: the last value of a
-            ``jax.named_scope``, those named by ``jax.ad_checkpoint.checkpoint_name``, and the
-            outputs. ``first_beyond()`` is the first value with a larger error than a tolerance.
-        **kwargs: Its keyword arguments.
+            float arrays by name, such as the outputs of hooks of another framework, to compare with
+            the dict ``against``.
+        *args: The positional arguments of the function.
+        policy: A `Policy`, a 16-bit dtype or a jmp string; None for the policy of the wrapper, or
+            for the default policy.
+        argnums: The positions of arguments, as in ``jax.grad``, if the function returns a scalar:
+            the gradients of ``jax.grad(autocast(fn))`` with respect to them are compared as well.
+            ``compare(jax.grad(fn), ...)`` has a row for each equation of a backward pass.
+        against: Another function of the same arguments, to compare two programs instead of two
+            precisions: a sampler with a trainer, decoding with prefill, a batch of 1 with one of 8.
+            Both functions run as they are. Values are paired by name: the last value of each
+            ``jax.named_scope``, the values named by ``jax.ad_checkpoint.checkpoint_name``, and the
+            outputs.
+        **kwargs: The keyword arguments of the function.
 
     Returns:
-        The comparison: ``print(comparison)``, ``comparison.rows``, the worst introduced error
-        first. With ``against`` a `ProgramComparison`.
+        A `Comparison`: ``print(comparison)`` shows tables, and ``comparison.rows`` has the worst
+        introduced error first. With ``against`` a `ProgramComparison`: its ``first_beyond()``
+        returns the first value whose error exceeds a tolerance.
 
     Raises:
-        TypeError: ``fn`` is not callable, an argument is no array but a
-            ``jax.ShapeDtypeStruct``, or ``fn`` returns no scalar float and ``argnums`` is given.
-        ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
-            ``policy`` contradicts, or ``argnums`` is out of range, or ``against`` comes with one of
-            them; or two dicts have no name in common.
+        TypeError: ``fn`` is not callable, an argument is a ``jax.ShapeDtypeStruct``, or ``argnums``
+            is given and ``fn`` returns no scalar float.
+        ValueError: ``fn`` is an `autocast` wrapper that is disabled, or that has another policy
+            than ``policy``; ``argnums`` is out of range; ``against`` is given together with
+            ``policy`` or ``argnums``; or two dicts have no name in common.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -130,7 +130,7 @@ def compare(
         programs = Program(), Program(planned.plan, Rewriter(planned.planner))
         return Evaluator(ErrorProbe()).start(closed, programs, arrays)
 
-    # Each kind of equation is compiled once, and not the whole program.
+    # On one device each kind of equation is compiled once, in place of the whole program.
     evaluated = (run if is_on_one_device(closed, arrays) else jax.jit(run))(*arrays)
     outputs = {
         i: distance_and_norms(*each)[0]
@@ -150,10 +150,10 @@ def compare(
 
 
 def _gradients(planned: PlannedCall, arrays: Sequence[Any], wrt: Sequence[int]) -> dict[str, Any]:
-    """Returns the errors of gradients by path, and the norms whose ratios they are."""
+    """Returns the error of each gradient by path, with the two norms whose ratio it is."""
 
-    # Compiled, unlike the forward pass, since training compiles, and XLA rounds less often than the
-    # program. Float16 gradients of single equations differed.
+    # The gradients are compiled, unlike the forward pass, because training compiles: XLA removes
+    # roundings, and float16 gradients of single equations differed.
     @jax.jit
     def run(*arrays: Any) -> Any:
         def gradient(program: Callable[..., Any]) -> Any:

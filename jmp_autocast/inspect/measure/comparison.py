@@ -12,7 +12,7 @@ from ..export import Exported, cut, located, table
 from .error_probe import COMPUTED, ArrayError, ErrorReading, worst_of
 from .measured import MeasuredEquation, each_reading
 
-# Twenty rows fit on a screen. The comparison holds all.
+# Twenty rows fit on a screen; the `Comparison` has all.
 _SHOWN = 20
 
 
@@ -24,7 +24,7 @@ class Comparison(Exported):
         name: The function's name.
         compute_dtype: The policy's compute dtype.
         rows: A row per equation with float results, the largest introduced error first.
-        outputs: The errors of the float outputs, by their position.
+        outputs: The errors of the float outputs, by the position of the output.
         gradients: The errors of the gradients, by the path of the argument; empty without
             ``argnums``.
 
@@ -47,7 +47,7 @@ class Comparison(Exported):
 
     @property
     def gradient_error(self) -> float:
-        """The relative error of all gradients together, as of one vector; 0 without ``argnums``.
+        """The relative error of all gradients as one vector; 0 without ``argnums``.
 
         Example:
             >>> import jax.numpy as jnp
@@ -61,7 +61,7 @@ class Comparison(Exported):
 
     @property
     def summary(self) -> str:
-        """The comparison in one line: the worst output, and all gradients together.
+        """The comparison in one line: the worst error of an output, and that of all gradients.
 
         Example:
             >>> import jax.numpy as jnp
@@ -82,7 +82,7 @@ class Comparison(Exported):
         """Returns the row with the largest introduced error of each scope, in program order.
 
         Args:
-            depth: The number of names of a scope that count: 1 for the parts of the outermost
+            depth: The number of names to keep of each scope: 1 merges the scopes of an outermost
                 module. None for all.
 
         Example:
@@ -118,8 +118,8 @@ class Comparison(Exported):
 
 
 def _table(rows: Sequence[ComparisonRow]) -> list[str]:
-    # Two digits: the third digit of an error on one batch is chance. The cosine has five, because
-    # 0.9999 and 0.99999 are errors of 1.4 % and of 0.4 %.
+    # Errors have two digits: the third digit of an error on one batch is chance. The cosine has
+    # five, because 0.9999 and 0.99999 are errors of 1.4 % and of 0.4 %.
     columns = {"introduced": ">10.2g", "error": ">8.2g", "cosine": ">8.5f", "largest": ">9.3g"}
 
     def cells(row: ComparisonRow) -> list[Any]:
@@ -137,15 +137,15 @@ class ComparisonRow(MeasuredEquation):
         scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
         source: The user's source line.
         primitive: The primitive of its producer.
-        inside: The loops, branches and device maps around it, outermost first.
-        backward: It belongs to a backward pass that JAX created.
+        inside: The loops, branches and ``shard_map`` around it, outermost first.
+        backward: Whether the equation belongs to a backward pass that JAX created.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result as the program declares it.
-        computed: The dtype in the mixed program, ``""`` for one that autocast does not touch.
+        computed: The dtype in the mixed program, ``""`` for a dtype that autocast does not touch.
         introduced: The relative error that the equation itself introduces.
         error: The relative error of the value: the norm of the difference over the norm of the
             float32 program's value. Infinite if ``lost`` is not 0.
-        cosine: The cosine of the angle between the two values.
+        cosine: The cosine of the angle between the values of both programs.
         lost: The number of elements that are infinite or NaN in the mixed program alone.
         introduced_lost: The number of elements that the equation itself makes infinite or NaN.
         largest: The largest finite magnitude in the float32 program.
@@ -177,12 +177,12 @@ class GradientError(ArrayError):
 
     Args:
         error: The relative error: the norm of the difference over the norm of the float32 gradient.
-        cosine: The cosine of the angle between the two.
+        cosine: The cosine of the angle between the gradients of both programs.
         lost: The number of elements that are infinite or NaN in the mixed program alone.
         largest: The largest finite magnitude in the float32 program.
-        share: The norm of the difference over the norm of all float32 gradients together: its part
-            of the error of the step. A gradient that is 0 except for rounding, such as that of the
-            bias of a key in attention, has a large error and a small share.
+        share: The norm of the difference over the norm of all float32 gradients as one vector. A
+            gradient that is 0 except for rounding, such as that of the bias of a key in attention,
+            has a large error and a small share.
 
     Example:
         >>> import jax.numpy as jnp
@@ -200,11 +200,15 @@ class GradientError(ArrayError):
 def gradient_errors(
     measured: Mapping[str, tuple[ArrayError, tuple[float, float]]],
 ) -> dict[str, GradientError]:
-    """Returns the errors of gradients by path, given errors, norms of differences, and norms."""
+    """Returns the errors of gradients by path.
+
+    ``measured`` holds for each path the error, the norm of the difference, and the norm of the
+    float32 gradient.
+    """
     whole = math.hypot(*(norm for _, (_, norm) in measured.values()))
 
     def share(difference: float) -> float:
-        # Relative to gradients of zero, any difference is infinite, and equal gradients have 0.
+        # If all float32 gradients are 0, a difference counts as infinite, and no difference as 0.
         return difference / whole if whole else difference * math.inf if difference else 0.0
 
     return {
@@ -216,10 +220,10 @@ def gradient_errors(
 def equation_rows(
     equations: Iterable[MeasuredEquation], readings: ErrorReading
 ) -> tuple[ComparisonRow, ...]:
-    """Returns a row per equation, from readings with an element per equation."""
+    """Returns a row per equation; each array in ``readings`` has an element per equation."""
     rows = []
     for index, (equation, reading) in enumerate(each_reading(equations, readings)):
         numbers = reading._asdict() | {"computed": COMPUTED[reading.computed], "index": index}
         rows.append(ComparisonRow(**dataclasses.asdict(equation), **numbers))
-    # Sorted by the introduced error: most of the total error comes from earlier rows.
+    # Sorted by the introduced error, because most of an equation's error comes from earlier ones.
     return tuple(sorted(rows, key=lambda row: (-row.introduced, -row.error)))

@@ -1,4 +1,4 @@
-"""The devices of values: whether one device holds a program, and reading values elsewhere."""
+"""The devices of values: tests for programs on one device, and moves of values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _SPREADING = frozenset(("shard_map", "sharding_constraint", "reshard", "device_p
 
 
 def is_on_one_device(closed: compat.ClosedJaxpr, arrays: Sequence[Any]) -> bool:
-    """Returns whether no equation of a jaxpr needs several devices for some arguments.
+    """Returns whether a jaxpr can run equation by equation: it and its arguments use one device.
 
-    Equation by equation, many small programs of several devices are in flight at once. XLA's CPU
-    backend simulates devices by threads, and aborts if two programs wait for each other's.
+    On several devices, many small programs would be in flight at once. XLA's CPU backend simulates
+    devices by threads, and aborts if two programs wait for each other's threads.
     """
     devices = {device for x in arrays if isinstance(x, jax.Array) for device in x.devices()}
     return len(devices) <= 1 and not any(
@@ -31,15 +31,15 @@ def is_on_one_device(closed: compat.ClosedJaxpr, arrays: Sequence[Any]) -> bool:
 
 
 def is_whole_on_device(aval: Any) -> bool:
-    """Returns whether JAX has all operations for arrays of a type; see `readable`."""
+    """Returns whether `readable` returns arrays of a type as they are."""
     return not compat.is_on_host(aval) and compat.summed_sharding(aval) is None
 
 
 def readable(x: Any) -> Any:
-    """Returns an array of floats in device memory, with the plainest sharding.
+    """Returns an array of floats in device memory, without `reduced` and `unreduced` axes.
 
     A program may keep an array in the host's memory, or mark it as `reduced` or `unreduced` over
-    devices; JAX has few operations for these.
+    devices; JAX has few operations for such arrays.
     """
     aval = jax.typeof(x)
     if compat.is_on_host(aval):
@@ -49,7 +49,7 @@ def readable(x: Any) -> Any:
 
 
 def on_device(x: Any) -> Any:
-    """Returns an argument as an array, which the rewriter does not take for a constant.
+    """Returns an argument as a JAX array: the rewriter would take a number for a constant.
 
     Values of other JAX types, such as a hijax variable of Flax, are returned as they are.
     """
@@ -57,13 +57,13 @@ def on_device(x: Any) -> Any:
         return x
     try:
         is_other = not compat.is_array_aval(jax.typeof(x))
-    except TypeError:  # it is no JAX value yet
+    except TypeError:  # `x` has no JAX type until it is converted
         is_other = False
     return x if is_other else jnp.asarray(x)
 
 
 def on_this_mesh(tree: Any) -> Any:
-    """Returns small arrays, such as counts, replicated on the mesh of the trace if there is one."""
+    """Returns small arrays, such as counts, replicated on the mesh of the current trace, if any."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return tree
@@ -76,7 +76,7 @@ def on_each_device(tree: Any) -> Any:
 
 
 def on_mesh_of(x: Any) -> AbstractContextManager[Any]:
-    """Returns the context in which operations on an array run on its own mesh."""
+    """Returns a context in which operations run on the mesh of an array."""
     own = _mesh_of(x)
     return contextlib.nullcontext() if own is None else jax.sharding.use_abstract_mesh(own)
 
@@ -86,7 +86,7 @@ def _whole(x: Any, mesh: Any) -> Any:
 
 
 def _mesh_of(x: Any) -> Any:
-    """Returns the mesh in an array's type, None without one."""
+    """Returns the mesh in an array's type, None if it has none."""
     if not isinstance(x, jax.Array):
         return None
     mesh = getattr(getattr(jax.typeof(x), "sharding", None), "mesh", None)

@@ -17,8 +17,8 @@ from .devices import is_whole_on_device, on_mesh_of, readable
 from .measured import as_real, is_measurable, largest_element
 from .recorder import EquationRun, Probe
 
-# The dtypes of results in the mixed program; a reading holds the position, since it has to be an
-# array. "" is any other dtype.
+# The dtypes of results in the mixed program, "" for any other dtype. A reading must hold arrays, so
+# it has the position of a dtype here.
 COMPUTED = ("", "float64", "float32", "float16", "bfloat16")
 
 
@@ -32,7 +32,7 @@ class ArrayError:
     Args:
         error: The relative error: the norm of the difference over the norm of the float32 value.
             NaN for an output or a gradient without a finite element in the float32 program.
-        cosine: The cosine of the angle between the two.
+        cosine: The cosine of the angle between the array and its reference.
         lost: The number of elements that are infinite or NaN in the mixed program alone.
         largest: The largest finite magnitude in the float32 program.
 
@@ -54,18 +54,18 @@ class ErrorReading(NamedTuple):
     """The errors of equations, each in its worst run.
 
     Args:
-        error: The error of the result, and in the next three fields the rest of its `ArrayError`.
+        error: This and the next three fields are those of the result's `ArrayError`.
         cosine: The cosine of the angle.
         lost: The number of elements that are no longer finite.
         largest: The largest magnitude of the reference.
-        introduced: The error of the equation alone: it runs on the float32 program's operands,
-            rounded to the dtypes of its operands in the mixed program.
-        introduced_lost: The number of elements that it alone makes infinite or NaN.
-        runs: How often it ran.
+        introduced: The error of the equation alone: that of its result on the float32 program's
+            operands, rounded to the dtypes of the mixed program's operands.
+        introduced_lost: The number of elements that the equation alone makes infinite or NaN.
+        runs: How often the equation ran.
         computed: The dtype in the mixed program, as a position in `COMPUTED`.
     """
 
-    # The defaults are those of an equation that has not run: it has no error, and the angle 0.
+    # The defaults are for an equation that has not run: the error 0, and the angle 0.
     error: Any = np.float32(0)
     cosine: Any = np.float32(1)
     lost: Any = np.uint32(0)
@@ -76,21 +76,21 @@ class ErrorReading(NamedTuple):
     computed: Any = np.uint32(0)
 
 
-# Two runs of an equation become one reading: the maximum, except for these fields. The code of a
-# narrower dtype is the larger one: one run in 16 bits makes the row a 16-bit one.
+# Readings of two runs are merged by the maximum, except for these fields. Narrower dtypes have
+# larger positions in `COMPUTED`, so one run in 16 bits makes the merged dtype a 16-bit one.
 _MERGED = {"cosine": jnp.minimum} | dict.fromkeys(("lost", "introduced_lost", "runs"), jnp.add)
 
 
 class ErrorProbe(Probe):
-    """Compares program 1, the mixed program, with program 0, the program as it was traced."""
+    """Measures the errors of program 1, the mixed program, against program 0, as it was traced."""
 
     unread: Any = ErrorReading()
 
     def measure(self, run: EquationRun) -> tuple[_Sums, _Sums, Any]:
-        """Returns the sums for the errors of an equation, and the code of its dtype."""
+        """Returns the sums for `error`, the sums for `introduced`, and the code of the dtype."""
         declared, mixed = run.operands
-        # The float32 program's operands, rounded, have no errors of earlier equations, so the error
-        # of the result is this equation's own.
+        # The rounded operands of the float32 program have no errors of earlier equations, so the
+        # error of the result is the equation's own.
         read = list(map(_as_read, declared, mixed))
         alone = run.again(1, read)
         measured = [
@@ -98,18 +98,18 @@ class ErrorProbe(Probe):
             for reference, result, own in zip(*run.results, alone, strict=True)
             if is_measurable(jax.typeof(reference))
         ]
-        # Several results are one row, with the largest error of all and the dtype of the first.
+        # An equation of several results has their largest error, and the dtype of the first.
         sums, own, codes = zip(*measured, strict=True)
         return functools.reduce(_worst, sums), functools.reduce(_worst, own), codes[0]
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> ErrorReading:
-        """Returns the readings of equations that have each run once."""
+        """Turns the measurements of equations, one run of each, into readings."""
         sums, own, code = measured
         of_result = _distance(sums), (_error(own), own.lost, jnp.ones_like(ticks), code)
         return ErrorReading(*jax.tree.leaves(of_result))
 
     def merge(self, first: ErrorReading, second: ErrorReading) -> ErrorReading:
-        """Returns the readings of two runs of the same equations, ``first`` the earlier."""
+        """Merges the readings of the same equations in earlier (``first``) and later runs."""
         pairs = zip(ErrorReading._fields, first, second, strict=True)
         return ErrorReading(*(_MERGED.get(name, jnp.maximum)(x, y) for name, x, y in pairs))
 
@@ -117,18 +117,18 @@ class ErrorProbe(Probe):
 def distance(reference: Any, result: Any) -> ArrayError:
     """Returns the error of an array of floats or complex numbers against its reference.
 
-    It is 0 if the reference has no finite element.
+    The error is 0 if the reference has no finite element.
     """
     with on_mesh_of(reference):
         return _distance(_sums(reference, result))
 
 
 def distance_and_norms(reference: Any, result: Any) -> tuple[ArrayError, tuple[Any, Any]]:
-    """Returns the error of an array, and the norms whose ratio is the error.
+    """Returns the error of an array, and the norms of the difference and of the reference.
 
-    The norms are those of the difference, infinite if an element became infinite or NaN, and of the
-    reference, over the elements that are finite in both. The error and the norm of the difference
-    are NaN if the reference has no finite element.
+    The error is the ratio of the norms, which only include elements that are finite in both arrays.
+    If an element became infinite or NaN, the norm of the difference is infinite. If the reference
+    has no finite element, the error and the norm of the difference are NaN.
     """
     with on_mesh_of(reference):
         sums = _sums(reference, result)
@@ -136,26 +136,26 @@ def distance_and_norms(reference: Any, result: Any) -> tuple[ArrayError, tuple[A
 
 
 def worst_of(errors: Iterable[float]) -> float:
-    """Returns the largest error, NaN if one is NaN, 0 for none."""
+    """Returns the largest error, NaN if an error is NaN, 0 if there are no errors."""
     return float(np.max([0.0, *errors]))
 
 
 def largest_difference(reference: Any, result: Any) -> Any:
-    """Returns the largest difference between two elements of arrays of one shape."""
+    """Returns the largest absolute difference between the elements of two arrays."""
     a, b = _wide(reference, result)
-    # Both may mask with an infinity, whose difference to itself is NaN.
+    # Both arrays may have an infinity, as in a mask; the difference of infinities is NaN.
     return largest_element(jnp.where(a == b, 0.0, jnp.abs(a - b)))
 
 
 class _Sums(NamedTuple):
-    """Sums over the elements of an array and its reference, scaled by the reference's largest.
+    """Sums over the elements of an array and its reference, both divided by ``largest``.
 
     Args:
         lost: The number of elements that are finite in the reference alone.
         known: The number of elements that are finite in the reference.
         reference: The sum of the squares of the reference.
         result: The sum of the squares of the array.
-        product: The sum of the products of both.
+        product: The sum of the products of the array and the reference.
         difference: The sum of the squares of the differences.
         largest: The largest finite magnitude in the reference.
     """
@@ -176,22 +176,22 @@ def _sums(reference: Any, result: Any) -> _Sums:
     # Elements that are not finite in the reference are left out.
     largest = jnp.max(jnp.where(known, jnp.abs(a), 0.0))
     both = known & ~lost
-    # Unscaled, the square of 1e20 is infinite and that of 1e-23 is 0, in float32.
+    # Without a scale, the square of 1e20 is infinite in float32, and the square of 1e-23 is 0.
     scale = jnp.where(largest > 0, largest, 1.0)
     a, b = jnp.where(both, a / scale, 0.0), jnp.where(both, b / scale, 0.0)
     counts = [lost.astype(jnp.uint32), known.astype(jnp.uint32)]
     parts = [*counts, a * a, b * b, a * b, (a - b) ** 2]
     starts = [jnp.zeros((), part.dtype) for part in parts]
-    # All sums in one pass over both arrays.
+    # One reduction passes over both arrays once.
     add = lambda xs, ys: tuple(map(operator.add, xs, ys))  # noqa: E731
     lost, known, *sums = lax.reduce(parts, starts, add, tuple(range(a.ndim)))
-    # The sums are scaled, so float32 is enough, and those of all dtypes fit into one array.
+    # The sums are scaled, so float32 is enough; sums of all dtypes can be stacked into one array.
     return _Sums(lost, known, *(x.astype(jnp.float32) for x in (*sums, largest)))
 
 
 @jax.jit
 def _worst(one: _Sums, other: _Sums) -> _Sums:
-    # Error and cosine of one result, so that they belong together. The largest is that of all.
+    # All sums are those of the result with the larger error, except `largest`.
     worse = _error(other) > _error(one)
     picked = jax.tree.map(lambda a, b: jnp.where(worse, b, a), one, other)
     return picked._replace(largest=jnp.maximum(one.largest, other.largest))
@@ -207,11 +207,11 @@ def _norms(sums: _Sums) -> tuple[Any, Any]:
 
 @jax.jit
 def _distance(sums: _Sums, of_nothing: Any = 0.0) -> ArrayError:
-    # The roots are multiplied, not the sums: a sum may be near the end of float32, 3e38, and the
-    # product of two would be infinite.
+    # The roots are multiplied, not the sums: a sum may be near the largest float32, 3e38, and the
+    # product of two sums would be infinite.
     length = jnp.sqrt(sums.reference) * jnp.sqrt(sums.result)
     cosine = jnp.where(length > 0, sums.product / jnp.where(length > 0, length, 1.0), 1.0)
-    # Rounding may make the quotient of equal lengths 1 + 1.2e-7, which is no cosine.
+    # Rounding may make the cosine 1 + 1.2e-7, so it is clipped.
     error: Any = jnp.where(sums.known > 0, _error(sums), of_nothing)
     measured: list[Any] = [error, jnp.clip(cosine, -1.0, 1.0), sums.lost, sums.largest]
     return ArrayError(*measured)
@@ -221,7 +221,7 @@ def _error(sums: _Sums) -> Any:
     """Returns the relative error, infinity if an element became infinite or NaN."""
     some = sums.reference > 0
     relative = jnp.sqrt(sums.difference / jnp.where(some, sums.reference, 1.0))
-    # Relative to a reference of zero, any difference is infinite, and an equal result has error 0.
+    # If the reference is zero, the error is infinite, or 0 for an equal result.
     of_zero = jnp.where(sums.difference > 0, jnp.inf, 0.0)
     error = jnp.where(some, relative, of_zero)
     return jnp.where(sums.lost > 0, jnp.inf, error).astype(jnp.float32)
@@ -235,11 +235,11 @@ def _wide(reference: Any, result: Any) -> tuple[Any, Any]:
 
 
 def _as_read(declared: Any, mixed: Any) -> Any:
-    """Returns the float32 program's operand in the dtype of the mixed program's."""
+    """Returns the float32 program's operand, cast to the dtype of the mixed program's operand."""
     dtype = getattr(mixed, "dtype", None)
     if dtype is None or getattr(declared, "dtype", dtype) == dtype:
         return declared
-    # The operand of a `reshard` may be on another mesh than that of the trace.
+    # The operand of a `reshard` may have another mesh than the trace.
     with on_mesh_of(declared):
         avals = jax.typeof(declared), jax.typeof(mixed)
         if not all(is_measurable(aval) and is_whole_on_device(aval) for aval in avals):
@@ -249,8 +249,8 @@ def _as_read(declared: Any, mixed: Any) -> Any:
 
 @jax.jit
 def _cast_and_clamped(declared: Any, mixed: Any) -> Any:
-    # The mixed program replaces the largest finite float32 of a mask by that of the 16-bit dtype,
-    # so a finite value of the mixed program must not become infinite here.
+    # If a mask has the largest finite float32, the mixed program has the largest finite number of
+    # the 16-bit dtype there. The cast would be infinite, so the value of the mixed program is used.
     cast = lax.convert_element_type(declared, mixed.dtype)
     clamped = jnp.isfinite(declared) & ~jnp.isfinite(cast) & jnp.isfinite(mixed)
     return jnp.where(clamped, mixed, cast)

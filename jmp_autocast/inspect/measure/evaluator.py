@@ -1,7 +1,7 @@
 """Runs programs side by side, and takes a reading at each equation.
 
-Loops stay loops: the readings of a body are carried along and merged over the iterations. At a
-branch and at the end of a ``while`` all programs follow the first one.
+Loops stay loops: the readings of a body are carried and merged over the iterations. All programs
+take the branch of the first program, and end a ``while`` when the first program ends it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Evaluated(NamedTuple):
     """The outcome of a jaxpr. It is a pytree: loops carry it, and branches return it.
 
     Args:
-        outputs: Its outputs.
+        outputs: The outputs of the jaxpr.
         readings: The readings of its measured equations, in the order of `measured_equations`.
-        tick: The number of measured equations that have run.
+        tick: The number of measured equations that have run since the start of the program.
     """
 
     outputs: list[Arrays]
@@ -49,7 +49,7 @@ class Evaluated(NamedTuple):
 
 
 class EqnContext(NamedTuple):
-    """One equation in its context.
+    """An equation, and the state of the jaxpr that holds it.
 
     Args:
         i: The position of the equation in its jaxpr.
@@ -74,7 +74,7 @@ class Evaluator:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        # Primitives whose bodies cannot be inlined: these have readings of their own.
+        # The primitives whose bodies cannot be inlined. A body returns its readings as outputs.
         self._rules: dict[str, Callable[..., Evaluated]] = {
             "cond": self._cond,
             "scan": self._scan,
@@ -84,13 +84,13 @@ class Evaluator:
 
     def start(self, jaxpr: AnyJaxpr, programs: Programs, arrays: Sequence[Any]) -> Evaluated:
         """Runs a closed jaxpr on the same arguments in all programs."""
-        # Counts are uint32: without x64 JAX has no wider integer, and int32 would end at 2**31.
+        # Ticks are uint32: without x64 JAX has no wider integer, and int32 would end at 2**31.
         return self._measure(jaxpr, programs, [(x,) * len(programs) for x in arrays], jnp.uint32(0))
 
     def _measure(
         self, jaxpr: AnyJaxpr, programs: Programs, args: Sequence[Arrays], tick: Any
     ) -> Evaluated:
-        """Runs a program, or the body of a loop, branch or device map, from a tick on."""
+        """Runs a program, or the body of a loop, branch or `shard_map`, that starts at a tick."""
         recorder = Recorder(self._probe, tick)
         outputs = self._run(jaxpr, programs, self._given(args), recorder)
         recorder.settle()
@@ -99,7 +99,7 @@ class Evaluator:
     def _run(
         self, jaxpr: AnyJaxpr, programs: Programs, args: list[Values], recorder: Recorder
     ) -> list[Values]:
-        """Runs a jaxpr, open or closed, and returns its outputs in the dtypes of its call."""
+        """Runs a jaxpr, and returns its outputs in the dtypes that its caller expects."""
 
         def known(arrays: Iterable[Any]) -> list[Values]:
             return self._given((x,) * len(programs) for x in arrays)
@@ -113,7 +113,7 @@ class Evaluator:
             ctx = EqnContext(i, eqn, programs, recorder)
             if not bodies(eqn):
                 return self._emit(ctx, operands)
-            # The plan casts at the boundary of a call, to the planned dtypes of each program.
+            # At the boundaries of its bodies, an equation casts to the dtypes of its plan.
             operands = each(programs, lambda program, xs: program.enter(i, xs), operands)
             results = self._inside(ctx, operands)
             return each(programs, lambda program, xs: program.leave(i, xs), results)
@@ -122,8 +122,8 @@ class Evaluator:
         return each(programs, Program.outputs, outputs)
 
     def _given(self, arrays: Iterable[Arrays]) -> list[Values]:
-        """Returns values that no measured equation of this jaxpr has computed."""
-        # The values of the first program decide the flags: the others follow its control flow.
+        """Wraps arrays that are no results of measured equations of this jaxpr as `Values`."""
+        # The flags are those of the first program, whose control flow the other programs follow.
         return [Values(x, frozenset((self._flags(x[0]),))) for x in arrays]
 
     def _flags(self, array: Any) -> Flags:
@@ -138,7 +138,7 @@ class Evaluator:
         return flags
 
     def _inside(self, ctx: EqnContext, operands: list[Values]) -> list[Values]:
-        """Runs the bodies of an equation; the body of a call is inlined."""
+        """Runs the bodies of an equation, and inlines that of a call."""
         eqn, recorder = ctx.eqn, ctx.recorder
         if (rule := self._rules.get(eqn.primitive.name)) is not None:
             recorder.settle()
@@ -174,13 +174,13 @@ class Evaluator:
         def branch(k: int) -> Callable[..., Evaluated]:
             def run(arrays: list[Arrays], tick: Any) -> Evaluated:
                 found = self._measure(branches[k].jaxpr, inner[k], arrays, tick)
-                # All branches return the readings of all branches: those not taken did not run.
+                # Each branch returns readings for all branches; a branch not taken has not run.
                 readings = concatenated([*nothing[:k], found.readings, *nothing[k + 1 :]])
                 return Evaluated(found.outputs, *device_varying((readings, found.tick)))
 
             return run
 
-        # The index is the float32 program's in all programs: values of different branches could not
+        # All programs take the branch of the first program: values of different branches could not
         # be compared.
         rest = [operands[i] for i in branches[0].operands]
         return lax.switch(operands[0][0], [branch(k) for k in range(len(branches))], rest, tick)
@@ -193,7 +193,7 @@ class Evaluator:
         def step(state: Evaluated, slices: Any) -> Any:
             args = [*fixed, *state.outputs, *slices]
             found = self._measure(body.jaxpr, programs, args, state.tick)
-            # Readings are merged, not stacked: a scan of 1,000 steps would return 1,000 of each.
+            # Merged, not stacked: a scan of 1,000 steps would return 1,000 readings per equation.
             merged = self._probe.merge(state.readings, found.readings)
             count = len(carry)
             return Evaluated(found.outputs[:count], merged, found.tick), found.outputs[count:]
@@ -217,14 +217,13 @@ class Evaluator:
             before, in_cond, (carry, in_body, tick) = state
             found = self._measure(body.jaxpr, of_body, [*for_body, *carry], tick)
             outputs = [_where(before, *pair) for pair in zip(found.outputs, carry, strict=True)]
-            # The loop ends when the float32 program ends it, as a `cond` takes the branch of that
-            # program.
+            # The first program decides when the loop ends.
             goes_on, again, tick = predicate(outputs, found.tick)
             in_body = merge(in_body, found.readings)
             return goes_on, merge(in_cond, again), Evaluated(outputs, in_body, tick)
 
-        # The predicate runs once more than the body, so its readings are carried, too: a predicate
-        # of `lax.while_loop` returns nothing but a bool.
+        # The predicate of `lax.while_loop` can only return a bool, so the loop carries the readings
+        # of the predicate, which runs once more than the body.
         goes_on, in_cond, tick = predicate(start, tick)
         in_cond, in_body, tick = device_varying((in_cond, self._nothing(body), tick))
         state = goes_on, in_cond, Evaluated(start, in_body, tick)
@@ -240,11 +239,11 @@ class Evaluator:
         def body(arrays: list[Arrays], tick: Any) -> Evaluated:
             found = self._measure(held.jaxpr, programs, arrays, tick)
             readings = jax.tree.map(lambda x: x[None], device_varying(found.readings))
-            # Devices may run a different number of equations, as in a branch. After the largest
-            # number all have run.
+            # Devices may run different numbers of equations, as in a branch. The next tick is the
+            # largest of all devices.
             return Evaluated(found.outputs, readings, lax.pmax(device_varying(found.tick), axes))
 
-        # The programs have equal shapes and shardings.
+        # The values of all programs have equal shapes and shardings.
         specs = (options["in_specs"], options["out_specs"])
         given, made = ([(spec,) * len(programs) for spec in each] for each in specs)
         options["in_specs"] = (given, PartitionSpec())
@@ -263,10 +262,10 @@ class Evaluator:
 
 
 def _where(goes_on: Any, new: Arrays, old: Arrays) -> Arrays:
-    """Returns the next carry of a loop, per program.
+    """Returns the next carry of a loop, for each program.
 
     A loop under `vmap` has a predicate for each element of the batch, the first dimension of all
-    carries. It runs until the last of them ends, and keeps the carries of the others.
+    carries. It runs until all elements have ended, and keeps the carries of ended elements.
     """
     if not jnp.ndim(goes_on):
         return new
@@ -275,10 +274,10 @@ def _where(goes_on: Any, new: Arrays, old: Arrays) -> Arrays:
 
 
 def _on_all_devices(x: Any, axes: Sequence[Any]) -> Any:
-    """Returns the infinities and NaNs of an operand of a collective, from all its devices.
+    """Gathers from each device an infinity or NaN of a collective's operand, or 0 if it has none.
 
-    A NaN in a sum over devices may come from an operand on another device, which is then no fault
-    of this equation.
+    A NaN in a sum over devices may come from the operand of another device. Then it is no fault of
+    the collective.
     """
     if not is_measurable(jax.typeof(x)):
         return x

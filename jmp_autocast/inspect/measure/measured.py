@@ -1,4 +1,4 @@
-"""The equations of a program that are measured: those that can create new values."""
+"""The measured equations of a program: those without bodies whose results are new float values."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from ...interpreters.primitives.structure import Body, bodies, is_call
 from ...interpreters.primitives.traits import having
 from ...scopes import read_mark
 
-# Each result element of these primitives is an element of an operand, so that they create no fault.
-# They are not measured, which saves compile time: most of the time of `check_numerics`.
+# Each result element of these primitives is an element of an operand, so they cannot create a
+# fault. They are not measured, which saves compile time, the largest cost of `check_numerics`.
 _SAME_VALUES = having("same")
 
 
@@ -29,8 +29,8 @@ class MeasuredEquation:
         scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
         source: The user's source line.
         primitive: The primitive's name.
-        inside: The loops, branches and device maps around it, outermost first.
-        backward: It belongs to a backward pass that JAX created.
+        inside: The loops, branches and ``shard_map`` around it, outermost first.
+        backward: Whether the equation belongs to a backward pass that JAX created.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result.
     """
@@ -47,20 +47,20 @@ class MeasuredEquation:
 def each_reading(
     equations: Iterable[MeasuredEquation], readings: Any
 ) -> Iterator[tuple[MeasuredEquation, Any]]:
-    """Yields each equation with its reading as Python numbers, from arrays over equations."""
+    """Yields each equation with its element of each array in ``readings``, as Python numbers."""
     for i, equation in enumerate(equations):
         yield equation, jax.tree.map(lambda x, i=i: x[i].item(), readings)
 
 
 @dataclasses.dataclass(frozen=True)
 class Around:
-    """The surroundings of an equation, on a walk into a program.
+    """The scopes, loops and source line around an equation.
 
     Args:
         names: The scopes.
-        inside: The loops, branches and device maps, outermost first.
+        inside: The loops, branches and ``shard_map``, outermost first.
         loops: The lengths of the loops.
-        backward: It is part of a backward pass.
+        backward: Whether the equation is part of a backward pass.
         source: The source line.
     """
 
@@ -71,13 +71,13 @@ class Around:
     source: str = ""
 
     def at(self, eqn: JaxprEqn) -> Around:
-        """Returns this with an equation's own scopes and line."""
+        """Returns the surroundings with an equation's own scopes and source line added."""
         return dataclasses.replace(
             self,
             names=(*self.names, *user_scopes(eqn)),
-            # JAX marks the name stack of a transposed call, and not those of the equations inside.
+            # JAX marks the name stack of a transposed call, but not of the equations inside it.
             backward=self.backward or "transpose(" in name_stack(eqn),
-            # Equations inside JAX's own functions, such as `jnp.var`, have no line of the user.
+            # Equations inside JAX's functions, such as `jnp.var`, get the line of the call around.
             source=compat.source_line(eqn) or self.source,
         )
 
@@ -109,7 +109,7 @@ def described(eqn: JaxprEqn, around: Around) -> MeasuredEquation:
     return MeasuredEquation(
         scope="/".join(around.names),
         source=around.source,
-        # Users know the contraction inside our own primitive `accumulate`.
+        # `accumulate` is a primitive of this package: users know the contraction inside it.
         primitive=(contraction_in(eqn) or eqn).primitive.name,
         inside=around.inside,
         backward=around.backward,
@@ -129,14 +129,14 @@ def user_names(scope: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_measured(eqn: JaxprEqn) -> bool:
-    """True for an equation that is measured itself."""
+    """True for an equation that is measured."""
     if bodies(eqn) or eqn.primitive.name in _SAME_VALUES:
         return False
     return any(is_measurable(v.aval) for v in eqn.outvars)
 
 
 def largest_element(x: Any) -> Any:
-    """Returns the largest element of an array, NaN if one is NaN.
+    """Returns the largest element of an array, NaN if any element is NaN.
 
     The maximum of XLA:CPU drops a NaN among about 4,096 float32 numbers or more (JAX 0.10.2 to
     0.12.0.1).
@@ -145,22 +145,22 @@ def largest_element(x: Any) -> Any:
 
 
 def is_measurable(aval: Any) -> bool:
-    """True for non-empty float or complex arrays without partial sums left to add over devices."""
+    """True for non-empty float or complex arrays that are not `unreduced` over devices."""
     # Integers do not round, and are never infinite.
     is_array = compat.is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)
     if not is_array or 0 in aval.shape:
         return False
-    # XLA of JAX 0.10.2 sums an unreduced carry of a loop more than once if an equation in between
-    # reads it (error 0.96).
+    # If an equation reads an unreduced carry of a loop, XLA of JAX 0.10.2 sums the carry over the
+    # devices more than once (error 0.96).
     return not compat.is_unreduced(aval)
 
 
 def is_differentiable(aval: Any) -> bool:
-    """True for measurable arrays of real floats: each may have a cotangent."""
+    """True for measurable arrays of real floats, which may have cotangents."""
     return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 
 def as_real(x: Any) -> Any:
-    """Returns complex numbers as twice as many real ones."""
+    """Returns complex numbers as their real and imaginary parts, real numbers as they are."""
     is_complex = jnp.issubdtype(x.dtype, jnp.complexfloating)
     return jnp.stack([jnp.real(x), jnp.imag(x)]) if is_complex else x

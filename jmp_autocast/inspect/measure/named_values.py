@@ -1,8 +1,8 @@
-"""Compares two different programs, value by value, by names.
+"""Compares the values of the same name in two different programs.
 
-A value has a name from ``jax.ad_checkpoint.checkpoint_name``, or as the last value computed in a
-``jax.named_scope``: the output of a module. Values inside of loops and branches have none, since a
-loop over tokens computes one per iteration.
+``jax.ad_checkpoint.checkpoint_name`` names a value. The last value computed in a
+``jax.named_scope``, such as the output of a module, has the name of the scope. Values in loops and
+branches have no names, because a loop over tokens computes a value per iteration.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ OUTPUT = "output "
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class NamedError(ArrayError):
-    """The error of one value of a program against the value of that name in another.
+    """The error of a named value of the second program against that of the first program.
 
     Args:
-        error: The relative error: the norm of the difference over that of the first value.
-        cosine: The cosine of the angle between the two.
+        error: The relative error: the norm of the difference over the norm of the first value.
+        cosine: The cosine of the angle between the two values.
         lost: The number of elements that are infinite or NaN in the second program alone.
         largest: The largest finite magnitude in the first program.
         name: The scopes, joined by ``/``, or the name given by `checkpoint_name`.
-        dtypes: The dtype in either program.
-        difference: The largest difference of two elements. For log-probabilities it is the
+        dtypes: The dtype in each program.
+        difference: The largest absolute difference of an element. For log-probabilities it is the
             logarithm of the largest importance ratio.
 
     Example:
@@ -68,9 +68,10 @@ class ProgramComparison(Exported):
     Args:
         name: The first function's name; ``"arrays"`` for a dict of arrays.
         against: The second function's name.
-        values: The named values that both programs have in one shape, in the order of the first.
-        outputs: The outputs that both return in one shape, by their position.
-        unmatched: The names that only one of them has, or that have two shapes.
+        values: The errors of named values with equal shapes in both programs, in the order of the
+            first program.
+        outputs: The errors of outputs with equal shapes in both programs, by position.
+        unmatched: The names that only one program has, or whose values have different shapes.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -110,7 +111,7 @@ class ProgramComparison(Exported):
         return cut(f"{line}, and err by {error:.2g}; {len(self.values)} named values")
 
     def first_beyond(self, tolerance: float = 1e-3) -> NamedError | None:
-        """Returns the first value with a relative error above a tolerance; None without one.
+        """Returns the first value with a relative error above a tolerance, None if there is none.
 
         Args:
             tolerance: The largest accepted relative error. Rounding in float32 stays below 1e-3; in
@@ -143,7 +144,7 @@ class ProgramComparison(Exported):
 
 
 def values_of(closed: compat.ClosedJaxpr, arrays: Sequence[Any]) -> dict[str, Any]:
-    """Returns the values of a program by their names, and its outputs."""
+    """Returns the named values of a program and its outputs, by name."""
     found: dict[str, Any] = {}
 
     def run(jaxpr: compat.AnyJaxpr, args: Sequence[Any], path: tuple[str, ...]) -> list[Any]:
@@ -174,11 +175,11 @@ def compare_programs(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> ProgramComparison:
-    """Runs two programs on the same arguments, and compares the values of the same name."""
+    """Runs two programs on the same arguments, and compares the values with equal names."""
     calls = []
     for each in (fn, other):
         check_function(each, "compare", "Pass the second function as against=.")
-        # The state that a call writes is discarded.
+        # State that the call writes is discarded.
         with opened(each, args, kwargs) as pure:
             call = flatten(pure.fn, (), pure.args, pure.kwargs)
             calls.append((call, compat.fresh_make_jaxpr(call.traceable, *call.arrays)))
@@ -195,7 +196,7 @@ def compare_programs(
 def compare_arrays(
     arrays: Mapping[str, Any], others: Mapping[str, Any], args: Any, kwargs: Any
 ) -> ProgramComparison:
-    """Compares arrays of the same name in two dicts; raises if `args` or `kwargs` are set."""
+    """Compares the arrays of two dicts by key; raises if ``args`` or ``kwargs`` are not empty."""
     if args or kwargs or not isinstance(others, Mapping):
         raise wrong_type("compare of a dict of arrays takes another dict as against=", others, _FIX)
     for name, x in (*arrays.items(), *others.items()):
@@ -215,7 +216,7 @@ _FIX = "Write compare({'layer_0': x}, against={'layer_0': y})."
 
 
 def _errors(one: Mapping[str, Any], two: Mapping[str, Any]) -> Traced:
-    """Returns the errors, names and dtypes of values with equal shapes in both programs."""
+    """Returns errors, names and dtypes of values with equal shapes, and the unmatched names."""
     errors, dtypes, unmatched = [], [], []
     for name in dict.fromkeys([*one, *two]):
         x, y = one.get(name), two.get(name)

@@ -17,13 +17,13 @@ from .devices import readable
 from .measured import as_real, is_measurable
 from .recorder import EquationRun, Probe
 
-# Rounding to float16: 65520 and above become infinite, 2**-25 and below become 0. The largest
-# float16 is 65504 with 65520 half a step above it; the smallest is 2**-24. Ties go to even.
+# In float16, magnitudes of 65520 and above round to infinity, and 2**-25 and below to 0. Both are
+# ties, which round to even: the largest float16 is 65504, and the smallest is 2**-24.
 FLOAT16_OVERFLOW = 65520.0
 FLOAT16_UNDERFLOW = 2.0**-25
 
-# Counts and positions are 32 bits wide: without x64 JAX has no wider integers. They saturate at the
-# largest number, and as a position that number means "never".
+# Counts and positions have 32 bits: without x64 JAX has no wider integers. Counts saturate at the
+# largest number; as a position, the largest number means "never".
 NEVER = np.uint32(2**32 - 1)
 INFINITY = np.float32(np.inf).view(np.uint32)
 
@@ -38,9 +38,9 @@ class Counts(NamedTuple):
         subnormal: The number of subnormal values of the dtype.
         large: The number of finite values that a float16 rounds to infinity.
         small: The number of values other than 0 that a float16 rounds to 0.
-        largest: The largest finite magnitude, 0 if there is none, as the bits of a float32 in a
-            uint32: magnitudes compare like their bits.
-        smallest: The smallest magnitude other than 0, infinity if there is none, as such bits.
+        largest: The largest finite magnitude, 0 if there is none. It is a uint32 with the bits of a
+            float32: magnitudes compare like their bits.
+        smallest: The smallest magnitude other than 0, infinity if there is none, also as bits.
     """
 
     nan: Any
@@ -58,10 +58,10 @@ class Reading(NamedTuple):
 
     Args:
         counts: The counts of their results.
-        runs: How often each ran.
+        runs: How often each equation ran.
         bad_runs: The number of runs with a fault (see `NumericsRow`).
-        first_run: The first run with a fault, counted from 0; 2**32 - 1 without one.
-        first: The number of equations before that run; 2**32 - 1 without a fault.
+        first_run: The first run with a fault, counted from 0; 2**32 - 1 without a fault.
+        first: The number of equations that ran before that run; 2**32 - 1 without a fault.
     """
 
     counts: Counts
@@ -71,7 +71,7 @@ class Reading(NamedTuple):
     first: Any
 
 
-# The flags of a value: it holds a NaN, it holds an infinity.
+# The flags of a value: the first bit if it holds a NaN, the second if it holds an infinity.
 _NAN, _INF = np.uint8(1), np.uint8(2)
 
 
@@ -80,14 +80,15 @@ def _flags(nan: Any, inf: Any) -> Any:
 
 
 class NumericsProbe(Probe):
-    """Counts the results of each equation, and marks the equation with the first fault.
+    """Counts the elements of each equation's results, and finds the equation of the first fault.
 
-    A NaN is a fault if no operand holds one, and an infinity if all operands are finite. An
-    infinity that the program writes down, as in a mask, is no fault.
+    A NaN is a fault if no operand holds a NaN, and an infinity if all operands are finite. An
+    infinity that the program itself contains, as in a mask, is no fault.
 
     Args:
-        overflow: A value out of the range of float16 is a fault, too.
-        ranges: Count more than NaNs and infinities. It takes twice as long to compile.
+        overflow: Whether a value out of the range of float16 is a fault, too.
+        ranges: Whether to count more than NaNs and infinities, which takes XLA twice as long to
+            compile.
     """
 
     has_flags = True
@@ -96,7 +97,7 @@ class NumericsProbe(Probe):
         self._overflow = overflow
         self._ranges = ranges
         no = np.uint32(0)
-        # Extremes start at 0 and infinity, which any value replaces.
+        # `largest` starts at 0 and `smallest` at infinity, so that any value replaces them.
         of_ranges = (no, no, no, no, no, INFINITY) if ranges else ()
         self.unread: Any = Reading(Counts(no, no, *of_ranges), no, no, NEVER, NEVER)
 
@@ -104,27 +105,27 @@ class NumericsProbe(Probe):
         """Counts the elements of the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
-        # The scalars of all equations are stacked at once; for vectors XLA would compile a
+        # Scalars of all equations are stacked at once. For vectors, XLA would compile a
         # concatenation per equation.
         return functools.reduce(_sum, counts)
 
     def flags_of(self, array: Any) -> Any:
-        """Returns whether an array, or the array of a ref, holds a NaN, and an infinity."""
+        """Returns the flags of an array, or of the array in a ref."""
         if is_ref(jax.typeof(array)):
             array = array[...]  # NumPy would iterate over a ref without end
         if not jnp.issubdtype(jnp.result_type(array), jnp.inexact):
             return np.uint8(0)
         if isinstance(array, jax.Array) and not isinstance(array, Tracer):
-            # Calling the jitted `_counts` compiles nothing if it has measured an equal aval before.
+            # The jitted `_counts` is not compiled again if it has measured an equal aval before.
             return self.flags_made(jax.device_get(_counts(array, self._ranges)))
-        # NumPy reduces its own arrays, without a compilation.
+        # NumPy arrays are reduced by NumPy, without a compilation.
         numpy = jnp if isinstance(array, jax.Array) else np
         array = readable(array) if isinstance(array, jax.Array) else array
-        # A maximum would not do: XLA:CPU's drops a NaN among many float32 numbers.
+        # `max` would not do: on XLA:CPU it drops a NaN among many float32 numbers.
         return _flags(numpy.isnan(array).any(), numpy.isinf(array).any())
 
     def passes_on(self, arguments: Iterable[Any], results: Iterable[Any]) -> Any:
-        """Returns whether arguments hold a NaN or an infinity that results show.
+        """Returns whether a NaN or infinity of an argument may have reached a result.
 
         An infinity counts only in a scalar result: an array may be masked with infinities.
         """
@@ -136,13 +137,14 @@ class NumericsProbe(Probe):
         return reached & (held > 0)
 
     def flags_made(self, measured: Any) -> Any:
-        """Returns whether the results of an equation hold a NaN, and an infinity."""
+        """Returns the flags of the results of an equation, given their counts."""
         return _flags(measured.nan > 0, measured.inf > 0)
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> Reading:
-        """Returns the readings of equations that have each run once."""
+        """Turns the measurements of equations, one run of each, into readings."""
         counts, nan, inf = measured, held & _NAN > 0, held & _INF > 0
-        # inf - inf is a NaN: an operand's NaN excuses both, an operand's infinity only infinities.
+        # A NaN in an operand excuses NaNs and infinities in the results. An infinity in an operand
+        # excuses only infinities: inf - inf is a NaN, and a fault.
         bad = (counts.nan > 0) & ~nan | (counts.inf > 0) & ~nan & ~inf
         if self._overflow:
             bad |= counts.large > 0
@@ -155,8 +157,8 @@ class NumericsProbe(Probe):
         )
 
     def merge(self, first: Reading, second: Reading) -> Reading:
-        """Returns the readings of two runs of the same equations, ``first`` the earlier."""
-        # The runs of the second half are counted from the end of the first.
+        """Merges the readings of the same equations in earlier (``first``) and later runs."""
+        # The later runs are numbered after the earlier ones.
         late = jnp.where(
             second.first_run == NEVER, NEVER, _saturating(first.runs, second.first_run)
         )
@@ -170,12 +172,12 @@ class NumericsProbe(Probe):
 
 
 def _saturating(a: Any, b: Any) -> Any:
-    """Adds counts, and stops at the largest one."""
+    """Adds counts, and stops at the largest uint32."""
     return jnp.where(a > NEVER - b, NEVER, a + b)
 
 
 def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
-    # The last two fields are extremes. All others are counts.
+    # The last two fields are `largest` and `smallest`. All others are counts.
     ways = [add] * (len(Counts._fields) - 2) + [jnp.maximum, jnp.minimum]
     each = zip(ways, a, b, strict=True)
     return Counts(*(None if p is None else way(p, q) for way, p, q in each))
@@ -183,15 +185,15 @@ def _sum(a: Counts, b: Counts, add: Any = _saturating) -> Counts:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _counts(x: Any, ranges: bool) -> Counts:
-    """Counts everything in one pass over the array.
+    """Returns all counts of an array, in one pass over it.
 
     Magnitudes are compared by their bits, as integers: a device that flushes subnormals to zero
-    would count them as zeros. No comparison is with 0, because LLVM turns that into a comparison of
-    floats; subtracting 1, which maps 0 to the largest integer, replaces it.
+    would count them as zeros. No magnitude is compared with 0, because LLVM turns such a comparison
+    into one of floats. Instead 1 is subtracted, which maps 0 to the largest integer.
     """
     x = as_real(readable(x))
     bits = _magnitude_bits(x)
-    # NaNs have the exponent of an infinity and a fraction: their bits are the largest of all.
+    # The bits of NaNs are larger than those of an infinity: the same exponent, and a fraction.
     whole = bits.dtype.type
     infinity = _bits_of(np.inf, whole)
     masks, extremes, ends = [bits > infinity, bits == infinity], [], []
@@ -208,7 +210,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
         extremes = [jnp.where(finite, bits, ends[0]), jnp.minimum(below, ends[1])]
     values = [*(mask.astype(jnp.uint32) for mask in masks), *extremes]
     starts = [*(np.uint32(0) for _ in masks), *ends]
-    # Fewer than 2**32 elements cannot fill a count.
+    # A count of fewer than 2**32 elements cannot overflow.
     add = _saturating if x.size > NEVER else operator.add
 
     def combine(a: Any, b: Any) -> list[Any]:
@@ -217,7 +219,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
     found = Counts(*lax.reduce(values, starts, combine, tuple(range(x.ndim))))
     if not ranges:
         return found
-    # Zeros were counted with the subnormals, and 1 was subtracted from the smallest magnitude.
+    # The mask of `zero` includes the subnormals, and 1 was subtracted from the smallest magnitude.
     return found._replace(
         zero=found.zero - found.subnormal,
         largest=_single_bits(found.largest),
@@ -226,13 +228,13 @@ def _counts(x: Any, ranges: bool) -> Counts:
 
 
 def _magnitude_bits(x: Any) -> Any:
-    """Returns the bits of magnitudes, as float64 or, for all other dtypes, as float32."""
+    """Returns the bits of magnitudes: of float64 for float64, of float32 for all other dtypes."""
     if x.dtype == jnp.float64:
         return lax.bitcast_convert_type(x, jnp.uint64) & np.uint64(2**63 - 1)
     if x.dtype == jnp.bfloat16:
         bits = lax.bitcast_convert_type(x, jnp.uint16).astype(jnp.uint32) << np.uint32(16)
     else:
-        # Exact, and a subnormal float16 or float8 is a normal float32, so that nothing is flushed.
+        # The cast is exact. A subnormal float16 or float8 is a normal float32, so none is flushed.
         bits = lax.bitcast_convert_type(x.astype(jnp.float32), jnp.uint32)
     return bits & np.uint32(2**31 - 1)
 
@@ -242,13 +244,13 @@ def _bits_of(number: Any, whole: Any) -> Any:
 
 
 def _single_bits(bits: Any) -> Any:
-    """Returns the bits of a float32; a float64 is clipped to its range."""
+    """Converts the bits of a magnitude to float32; a float64 is clipped to its range."""
     if bits.dtype == jnp.uint32:
         return bits
     ends = jnp.finfo(jnp.float32)
     least, most = (_bits_of(end, np.uint64) for end in (ends.smallest_normal, ends.max))
     inside = lax.bitcast_convert_type(jnp.clip(bits, least, most), jnp.float64)
-    # Clipped to the smallest normal number, 2**-126: a device may flush smaller ones to 0, and 0
+    # `least` is the smallest normal number, 2**-126: a device may flush smaller ones to 0, and 0
     # means that there was no value.
     single = lax.bitcast_convert_type(inside.astype(jnp.float32), jnp.uint32)
     none, infinite = bits < np.uint64(1), bits == _bits_of(np.inf, np.uint64)

@@ -15,12 +15,12 @@ from ..export import NOT_EXPORTED, Exported, counted, cut, located, rest, table
 from .measured import MeasuredEquation, each_reading
 from .numerics_probe import INFINITY, NEVER, Reading
 
-# Twenty rows fit on a screen. The report holds all.
+# Twenty rows fit on a screen; the report has all.
 _SHOWN = 20
 
 _PASSED_ON = "the infinity or NaN of a result: an argument holds one"
 
-# Mapped axes are reduced by these, and by sums for the other fields.
+# How these fields are reduced over mapped axes. All other fields are summed.
 _EXTREMES = {"largest": np.max, "smallest": np.min, "first_run": np.min, "first": np.min}
 
 
@@ -28,15 +28,15 @@ _EXTREMES = {"largest": np.max, "smallest": np.min, "first_run": np.min, "first"
 class NumericsRow(MeasuredEquation):
     """The values of one equation. All fields are strings, numbers and tuples of them.
 
-    A fault is a NaN from operands without one, or an infinity from finite operands; in mode
-    ``"overflow"`` also a value beyond float16's range.
+    A fault is a NaN from operands without a NaN, or an infinity from finite operands. In mode
+    ``"overflow"`` a value beyond float16's range is a fault, too.
 
     Args:
         scope: The enclosing ``jax.named_scope`` names, joined by ``/``.
         source: The user's source line.
         primitive: The primitive's name.
-        inside: The loops, branches and device maps around it, outermost first.
-        backward: It belongs to a backward pass that JAX created.
+        inside: The loops, branches and ``shard_map`` around it, outermost first.
+        backward: Whether the equation belongs to a backward pass that JAX created.
         shapes: The shape of each float result.
         dtypes: The dtype of each float result.
         runs: How often it ran, over all iterations and devices.
@@ -49,8 +49,8 @@ class NumericsRow(MeasuredEquation):
         largest: The largest finite magnitude, 0.0 if there is none.
         smallest: The smallest magnitude other than 0, infinity if there is none.
         bad_runs: The number of runs with a fault.
-        first_run: The first run with a fault, counted from 0; None without one.
-        order: The number of equations that had run before that run; None without a fault.
+        first_run: The first run with a fault, counted from 0; None without a fault.
+        order: The number of equations that ran before that run; None without a fault.
 
     Example:
         >>> import jax.numpy as jnp
@@ -103,8 +103,9 @@ class NumericsReport(Exported):
         name: The function's name.
         mode: The mode of the check.
         equations: The measured equations.
-        readings: Their counts, as arrays with an element per equation.
-        passed_on: Whether a NaN of an argument reaches a result, or an infinity a scalar one.
+        readings: The counts of these equations, as arrays with an element per equation.
+        passed_on: Whether a NaN of an argument reaches a result, or an infinity of an argument a
+            scalar result.
 
     Example:
         >>> import jax.numpy as jnp
@@ -157,7 +158,7 @@ class NumericsReport(Exported):
 
     @property
     def first(self) -> NumericsRow | None:
-        """The row with the first fault, None without one.
+        """The row with the first fault, None without a fault.
 
         Example:
             >>> import jax.numpy as jnp
@@ -195,9 +196,9 @@ class NumericsReport(Exported):
         return cut(f"{self.name}: {fault}, made by {len(bad)} of {of}")
 
     def __str__(self) -> str:
-        """Returns the summary, the faults in the order of their occurrence, and the extremes.
+        """Returns the summary, the faults in the order they occur, and the range of each row.
 
-        The rows with the largest values, which are the next to overflow, come first.
+        The rows with the largest values come first: they are the next to overflow.
         """
         bad = self.bad
         lines = [self.summary]
@@ -228,7 +229,7 @@ def bad_message(name: str, row: NumericsRow) -> str:
 
 
 def passed_message(name: str, arguments: Sequence[str]) -> str:
-    """Returns the text of the error about a result that is not finite because an argument is not.
+    """Returns the text of the error about an infinity or NaN that comes from an argument.
 
     Args:
         name: The function's name.
@@ -266,21 +267,21 @@ def _share(count: int, row: NumericsRow) -> str:
 
 
 def _over_mapped_axes(reading: Reading) -> Reading:
-    """Reduces the axes that ``vmap`` has added in front of that of the equations."""
+    """Reduces the axes that ``vmap`` has added before the axis of the equations."""
     axes = tuple(range(reading.runs.ndim - 1))
 
     def over(path: Any, x: Any) -> Any:
         name = path[-1].name
         if name in _EXTREMES:
             return _EXTREMES[name](x, axis=axes)
-        # A sum in 64 bits saturates as the counts on the device.
+        # The 64-bit sum saturates at the largest uint32, like counts on the device.
         return np.minimum(np.sum(x, axis=axes, dtype=np.uint64), NEVER)
 
     return jax.tree_util.tree_map_with_path(over, reading)
 
 
 def _row(equation: MeasuredEquation, reading: Reading) -> NumericsRow:
-    # Mode "raise" counts only NaNs and infinities; the other fields are as for an empty array.
+    # Mode "raise" counts only NaNs and infinities. The other fields are those of an empty array.
     empty = {"largest": 0, "smallest": INFINITY}
     numbers: dict[str, Any] = {
         name: empty.get(name, 0) if count is None else count

@@ -1,4 +1,4 @@
-"""The programs that run side by side: a jaxpr as it was traced, and as `autocast` rewrites it."""
+"""Programs that run side by side: a jaxpr as it was traced, and as `autocast` rewrites it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Program:
     """One way to run the equations of a jaxpr.
 
     Args:
-        plan: The plan of the jaxpr; None to run it as it was traced, as inside an opaque call.
-        rewriter: Emits the planned equations.
+        plan: The plan of the jaxpr; None to run the jaxpr as it was traced.
+        rewriter: Emits the planned equations; None without a plan.
     """
 
     def __init__(self, plan: Plan | None = None, rewriter: Rewriter | None = None) -> None:
@@ -35,21 +35,21 @@ class Program:
         return [value.array for value in self._rewriter.emit_equation(eqn, equation, values)]
 
     def enter(self, i: int, operands: Sequence[Any]) -> list[Any]:
-        """Returns the operands of equation ``i`` in the dtypes of its bodies."""
+        """Casts the operands of equation ``i`` to the planned dtypes of its bodies."""
         return _read(operands, self._plan and self._plan.equations[i].operands)
 
     def leave(self, i: int, results: Sequence[Any]) -> list[Any]:
-        """Returns the results of the bodies of equation ``i`` in the dtypes of its plan."""
+        """Casts the results of equation ``i``'s bodies to the dtypes planned for its results."""
         return _read(results, self._plan and self._plan.equations[i].casts)
 
     def outputs(self, values: Sequence[Any]) -> list[Any]:
-        """Returns the outputs of the jaxpr in the dtypes of its call."""
+        """Casts the outputs of the jaxpr to the dtypes that its caller expects."""
         return _read(values, self._plan and self._plan.output_dtypes)
 
     def inner(self, i: int, eqn: JaxprEqn) -> list[Program]:
         """Returns a program for each jaxpr inside equation ``i``."""
         plans = self._plan.equations[i].inner if self._plan else ()
-        # Equations that autocast does not touch have no plans inside, and run as traced.
+        # An equation that autocast does not touch has no plans for its bodies: they run as traced.
         return [Program(plan, self._rewriter) for plan in plans or [None] * len(bodies(eqn))]
 
 
@@ -59,8 +59,8 @@ def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
 
 
 def _value(x: Any, state: ValueState | None = None) -> Value | Scalar:
-    """Returns an operand of the rewriter, with the facts about an array."""
-    # The rewriter casts a Python number at trace time, unlike an array.
+    """Returns an operand for the rewriter; an array gets the facts in ``state``."""
+    # The rewriter casts a number at trace time, and an array at run time.
     if isinstance(x, bool | int | float | complex | np.generic):
         return Scalar(x)
     facts = {"known": state.known_value, "const_range": state.const_range} if state else {}
@@ -69,18 +69,18 @@ def _value(x: Any, state: ValueState | None = None) -> Value | Scalar:
 
 Programs: TypeAlias = Sequence[Program]
 Arrays: TypeAlias = tuple[Any, ...]
-"""One value of the jaxpr in each of the programs."""
+"""The arrays of one value of a jaxpr, one for each program."""
 
 Flags: TypeAlias = Callable[[], Any]
-"""Returns the flags of a value, the bits of an integer, once an equation needs them."""
+"""Returns the flags of a value as bits of an integer; called only if an equation needs them."""
 
 
 class Values(NamedTuple):
-    """One value of the jaxpr.
+    """One value of a jaxpr, in all programs.
 
     Args:
         arrays: The value in each program.
-        flags: The flags of the values that it consists of.
+        flags: Functions that together return the flags of the value.
     """
 
     arrays: Arrays
@@ -88,14 +88,14 @@ class Values(NamedTuple):
 
 
 def flags_of(values: Iterable[Values]) -> frozenset[Flags]:
-    """Returns the flags of a value that is computed from these, or moved."""
+    """Returns the flags of all ``values`` together."""
     return frozenset().union(*(value.flags for value in values))
 
 
 def each(
     programs: Programs, function: Callable[[Program, list[Any]], list[Any]], values: list[Values]
 ) -> list[Values]:
-    """Applies a function of a program and its arrays to values of all programs."""
+    """Calls ``function`` with each program and its arrays of ``values``, and returns new values."""
     columns = [
         function(program, [value.arrays[k] for value in values])
         for k, program in enumerate(programs)

@@ -1,8 +1,8 @@
-"""The readings of the equations of a jaxpr: what a probe measures, merged over runs.
+"""Records the readings of the equations of a jaxpr.
 
 XLA compiles one operation on a vector much faster than the same operation on a hundred scalars. So
-an equation contributes a few scalars when it runs, and the readings of all equations between two
-loops are computed together.
+a probe measures a few scalars when an equation runs, and the readings of all equations between two
+loops are computed from them together.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ class EquationRun(NamedTuple):
 
     Args:
         eqn: The equation.
-        operands: Its operands, per program.
-        results: Its results, per program.
-        again: Runs the equation once more, given the number of a program and operands.
+        operands: The operands of the equation in each program.
+        results: The results of the equation in each program.
+        again: Runs the equation once more; takes the index of a program, and operands.
     """
 
     eqn: JaxprEqn
@@ -49,7 +49,7 @@ class Probe(abc.ABC):
 
     @abc.abstractmethod
     def measure(self, run: EquationRun) -> Any:
-        """Returns a few numbers about one run of an equation, as a pytree."""
+        """Measures one run of an equation, and returns a pytree of a few scalars."""
 
     def flags_of(self, array: Any) -> Any:
         """Returns the flags of an array that is no result of a measured equation."""
@@ -61,17 +61,17 @@ class Probe(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, measured: Any, held: Any, ticks: Any) -> Any:
-        """Returns the readings of equations that have each run once.
+        """Turns the measurements of equations, one run of each, into readings.
 
         Args:
             measured: The measurements, an element per equation.
-            held: The flags of their operands, an element per equation; None if there are none.
-            ticks: The number of equations that ran before each.
+            held: The flags of their operands, an element per equation; None without `has_flags`.
+            ticks: The number of equations that ran before each equation.
         """
 
     @abc.abstractmethod
     def merge(self, first: Any, second: Any) -> Any:
-        """Returns the readings of two runs of the same equations, ``first`` the earlier."""
+        """Merges the readings of the same equations in earlier (``first``) and later runs."""
 
     def nothing(self, count: int) -> Any:
         """Returns the readings of equations that have not run."""
@@ -83,14 +83,14 @@ class Recorder:
 
     Args:
         probe: The probe.
-        tick: The number of measured equations that ran before.
+        tick: The number of measured equations that ran before this jaxpr.
     """
 
     def __init__(self, probe: Probe, tick: Any) -> None:
         self._probe = probe
         self._measured: list[Any] = []
         self._held: list[Any] = []
-        # A jaxpr may hold no measured equation, and its readings are arrays all the same.
+        # If a jaxpr has no measured equation, its readings are empty arrays.
         self._readings = [probe.nothing(0)]
         self.tick: Any = tick
 
@@ -100,7 +100,7 @@ class Recorder:
         return concatenated(self._readings)
 
     def add(self, run: EquationRun, read: Iterable[Flags]) -> frozenset[Flags]:
-        """Measures an equation, and returns the flags of its results, given those of operands."""
+        """Measures an equation with operands of the flags ``read``; returns its results' flags."""
         measured = self._probe.measure(run)
         if not _is_traced(measured):
             measured = jax.device_get(measured)
@@ -113,21 +113,24 @@ class Recorder:
         return frozenset((made,))
 
     def take(self, readings: Any, tick: Any) -> None:
-        """Appends the readings of the bodies of an equation, with the tick after them."""
+        """Appends readings, such as those of a loop body, and sets the tick after them."""
         self._readings.append(readings)
         self.tick = tick
 
     def settle(self) -> None:
-        """Turns measurements into readings: before a loop or a branch, and at the end."""
+        """Turns the measurements since the last call into readings.
+
+        The evaluator calls it before a loop or a branch, and at the end.
+        """
         measured, held = self._measured, self._held
         self._measured, self._held = [], []
-        # The tick may come from another mesh: it is moved to the mesh of this trace.
+        # The tick may be on another mesh than that of this trace.
         self.tick = on_this_mesh(self.tick)
         count = len(measured)
         if not count:
             return
-        # Ticks put the runs of all equations in one order, also over the iterations of a loop: a
-        # fault of an earlier iteration comes before one of an earlier equation.
+        # Ticks order the runs of all equations over time: a fault in an earlier iteration of a loop
+        # comes before a fault of an earlier equation in a later iteration.
         ticks = self.tick + jnp.arange(count, dtype=jnp.uint32)
         settle = jax.jit(self._probe.settle)
         flags = _stacked(held) if held else None
@@ -136,7 +139,7 @@ class Recorder:
 
 def _stacked(measured: Sequence[Any]) -> Any:
     """Returns measurements as arrays with an element per equation."""
-    # For known numbers XLA would compile a program with an argument for each.
+    # Concrete numbers are stacked by NumPy: XLA would compile a program with an argument for each.
     numpy = jnp if _is_traced(measured) else np
     return jax.tree.map(lambda *xs: numpy.stack(xs), *on_this_mesh(measured))
 
@@ -146,5 +149,5 @@ def _is_traced(tree: Any) -> bool:
 
 
 def concatenated(parts: Sequence[Any]) -> Any:
-    """Returns the readings of several groups of equations as one."""
+    """Concatenates the readings of several groups of equations."""
     return jax.tree.map(lambda *xs: jnp.concatenate(xs), *on_this_mesh(parts))

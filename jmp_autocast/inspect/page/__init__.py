@@ -1,1 +1,1 @@
-"""The HTML page of `explain`: a template and a style, in one file that needs nothing else."""
+"""The HTML page of a report: a template and a style sheet that become one file."""

@@ -1,6 +1,6 @@
-"""A report as an HTML page without scripts and without other files.
+"""Writes a report as a single HTML page without scripts.
 
-Texts of the program (scopes, names, source lines) are escaped.
+Texts from the user's program (scopes, names, source lines) are escaped.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def page_text(
     Args:
         name: The name of the program.
         summary: The report in one line.
-        facts: The totals: a name and a text.
+        facts: The totals, each as a name and a text.
         rows: The equations, in program order.
-        tables: The tables before the equations; one without rows is left out.
+        tables: The tables to show before the equations; a table without rows is left out.
     """
     parts = {
         "name": _shown(name),
@@ -48,7 +48,7 @@ def page_text(
         "equations": "\n".join(_equations(rows)),
         "reasons": "\n".join(map(_reason, sorted({row.reason for row in rows}))),
     }
-    # One pass: inserted texts are not searched for slots.
+    # One pass, so that slots in inserted texts are not filled.
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _file("page.html"))
 
 
@@ -58,7 +58,7 @@ def _file(name: str) -> str:
 
 
 def _shown(text: object) -> str:
-    """Returns a text as HTML; surrogates, which no encoding has, are replaced."""
+    """Returns a text as HTML; surrogates, which UTF-8 cannot encode, are replaced."""
     return html.escape(str(text).encode("utf-8", "replace").decode())
 
 
@@ -89,7 +89,7 @@ _KINDS = {"float16": "low", "bfloat16": "low", "float32": "full"}
 
 
 def _equations(rows: Sequence[Row]) -> Iterable[str]:
-    """Yields a table for each run of equations in one scope."""
+    """Yields a table for each sequence of consecutive equations in one scope."""
     for scope, found in itertools.groupby(rows, lambda row: row.scope):
         inside = list(map(_equation, found))
         title = f"{_shown(scope or '(no scope)')} <small>{len(inside)}</small>"
@@ -123,7 +123,7 @@ def _equation(row: Row) -> str:
 def _value(dtype: str, declared: str, shape: tuple[int, ...], source: str = "") -> str:
     """Returns the dtype and shape of an operand or result, its declared dtype and its input path.
 
-    ``"bf16[8,8] of f32 0/w"`` is an argument ``0/w`` that is declared float32 and read in bfloat16.
+    ``"bf16[8,8] of f32 0/w"`` is the argument ``0/w``, declared in float32 and read in bfloat16.
     """
     text = f"{SHORT.get(dtype, dtype)}[{','.join(map(str, shape))}]"
     was = "" if dtype == declared else f" of {SHORT.get(declared, declared)}"

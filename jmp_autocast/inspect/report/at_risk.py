@@ -1,4 +1,4 @@
-"""Equations at risk in 16 bits: those that the planner raises, and those that it leaves."""
+"""Equations that lose precision in 16 bits, whether the planner raises them to float32 or not."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from .reasons import explanations
 
 _NEEDS = {READ_BY + row.consumer: row for row in ROWS if row.consumer}
 
-# These reasons raise an equation for its own sake. All others follow an operand or a consumer.
+# With these reasons the planner raises an equation for its own numerics. With any other reason, an
+# equation follows an operand or a consumer.
 _RAISES = frozenset(
     (
         ReasonCode.FP32,
@@ -37,7 +38,7 @@ _RAISES = frozenset(
 )
 
 _CONTRACTS, _TURNS = having("contracts"), having("turns")
-# Applied to one product and to inputs of the program, these return a product, too.
+# With one product and otherwise sources as operands, these return a scaled or shifted product.
 _SCALES = having("moves") | {"convert_element_type", "neg", "mul", "div", "add", "add_any", "sub"}
 _CANCELS = "It is a difference of two 16-bit products, whose rounding remains where they cancel."
 _SOLVES = "Its operand comes from a 16-bit product, whose rounding a condition number multiplies."
@@ -46,18 +47,19 @@ _WAVES = "Its angle is computed of 16-bit operands, which a high frequency needs
 
 @dataclasses.dataclass(frozen=True)
 class AtRisk:
-    """Equations of a program that lose precision in 16 bits.
+    """Equations of one source line that lose precision in 16 bits.
 
-    The program declares some of them in 16 bits, and the planner raises them: these lose precision
-    only without `autocast`. The others lose it with `autocast`, too: their `reason` is ``"LEFT"``.
+    If ``reason`` is ``"LEFT"``, they lose precision with `autocast`, too. Otherwise the program
+    declares them in 16 bits, and the planner raises them to float32: they lose precision only
+    without `autocast`.
 
     Args:
         primitive: The primitive's name.
         dtype: The 16-bit dtype.
         reason: The code of the planner's reason, or ``"LEFT"``.
         because: The reason in a sentence.
-        equations: The number of equations of the source line.
-        scope: The scopes around the first one, joined by ``/``.
+        equations: The number of these equations.
+        scope: The scopes around the first equation, joined by ``/``.
         source: The source line.
 
     Example:
@@ -81,9 +83,9 @@ class AtRisk:
 
 
 def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
-    """Returns the equations that the planner raises, in program order.
+    """Returns the equations declared in 16 bits that the planner raises, in program order.
 
-    The policy has one 16-bit dtype. A program may declare the other one, which needs a second plan.
+    A policy has one 16-bit dtype. If the program declares the other one, a second plan is made.
     """
     scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
     atoms = [v for eqn, _ in equations_in(planned.closed) for v in (*eqn.invars, *eqn.outvars)]
@@ -110,8 +112,8 @@ def _risks(scopes: Mapping[tuple[str, ...], Sequence[str]]) -> tuple[AtRisk, ...
 def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
     """Returns the equations that lose precision under a plan in a 16-bit dtype."""
     scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
-    signs: list[int] = []  # 1 or -1 of a product of 16-bit operands, scaled or shifted, else 0
-    comes: list[bool] = []  # of any such product
+    signs: list[int] = []  # of the 16-bit product that an equation scales or shifts, else 0
+    comes: list[bool] = []  # whether an equation depends on any 16-bit product
     around: list[int] = []
     for visit, source in _with_lines(visits):
         name, given, results = visit.eqn.primitive.name, visit.plan.given, visit.plan.results
@@ -124,7 +126,7 @@ def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
         signs.append(int(is_product) or _sign(name, made, given))
         comes.append(False)
         if (is_product or is_made) and any([r.dtype for r in results]):
-            for i in around:  # a loop or a branch may return it
+            for i in around:  # an enclosing loop or branch may return the result
                 comes[i] = True
         because = ""
         if name in ("sub", "add", "add_any") and all(made):
@@ -140,7 +142,7 @@ def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
 
 
 def _sign(name: str, made: Sequence[int], given: Sequence[ValueState]) -> int:
-    """Returns the sign of the product that an equation scales or shifts, 0 if it does not."""
+    """Returns the sign of the product that an equation scales or shifts, 0 if it does neither."""
     others = [s for s, sign in zip(given, made, strict=True) if not sign]
     if name not in _SCALES or not all([s.source for s in others]) or len(made) != len(others) + 1:
         return 0
@@ -149,7 +151,7 @@ def _sign(name: str, made: Sequence[int], given: Sequence[ValueState]) -> int:
 
 
 def _plan_in(dtype: np.dtype, planned: PlannedCall, policy: Policy) -> Plan:
-    """Returns the plan under the same policy with another compute dtype."""
+    """Returns the plan of a program under its policy with another compute dtype."""
     other = dataclasses.replace(policy, compute_dtype=dtype)
     planner = Planner(other)
     closed = planner.prepare(planned.traced)
@@ -162,14 +164,14 @@ def _with_lines(visits: Sequence[Visit]) -> Iterator[tuple[Visit, str]]:
     """Yields equations with their source lines."""
     lines: list[str] = []
     for visit in visits:
-        # Equations inside JAX's own functions, such as `jnp.where`, have no line of the user.
+        # Equations inside JAX's functions, such as `jnp.where`, get the line of the call around.
         del lines[visit.depth :]
         lines.append(source_line(visit.eqn) or (lines[-1] if lines else ""))
         yield visit, lines[-1]
 
 
 def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, str]]:
-    """Yields the equations that a plan raises for their own sake, with their source lines."""
+    """Yields the equations that a plan raises for their own numerics, with their source lines."""
     for visit, line in _with_lines(visits):
         eqn, plan = visit.eqn, visit.plan
         if plan.reason.code not in _RAISES and plan.reason.cause not in _NEEDS:

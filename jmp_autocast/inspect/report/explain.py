@@ -1,4 +1,4 @@
-"""`explain`: the dtype of each equation, and its reason."""
+"""`explain`: the dtypes of each equation, and the reason for them."""
 
 from __future__ import annotations
 
@@ -47,23 +47,23 @@ def explain(
     policy: PolicyLike | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Reports in which dtypes `autocast` runs a function, and the reason of each.
+    """Reports in which dtypes `autocast` runs each equation of a function, and why.
 
     It computes nothing and accepts ``jax.ShapeDtypeStruct`` in place of any array, so a model is
     explained without its weights. To see the backward pass, explain the gradient:
     ``explain(jax.grad(loss), params, batch)``.
 
     Args:
-        fn: The function in float32, or an `autocast` wrapper with its own options. A function that
+        fn: The function in float32, or an `autocast` wrapper with its own options. If a function
             contains such a wrapper, as ``jax.jit(autocast(loss))``, ``jax.grad(autocast(loss))`` or
-            a training step, is reported as it runs: casts are rows, and an equation of a backward
-            pass has the reason of its forward equation. For a function written in 16 bits,
-            ``report.at_risk`` lists the equations that `autocast` would compute in float32,
-            of any function those that it leaves at risk.
+            a training step do, the report shows the program as it runs: casts are rows, and an
+            equation of a backward pass has the reason of its forward equation. ``report.at_risk``
+            lists the equations that lose precision with `autocast`, and, if the function is written
+            in 16 bits, those that `autocast` would raise to float32.
         *args: Its positional arguments, as arrays or ``jax.ShapeDtypeStruct``. A symbolic length of
             `jax.export` counts as 128 in FLOPs and bytes; the report has a note on it.
-        policy: A `Policy`, a 16-bit dtype or a jmp string; None for the wrapper's own, or the
-            default.
+        policy: A `Policy`, a 16-bit dtype or a jmp string; None for the policy of the wrapper, or
+            for the default policy.
         **kwargs: Its keyword arguments.
 
     Returns:
@@ -71,8 +71,8 @@ def explain(
 
     Raises:
         TypeError: ``fn`` is not callable.
-        ValueError: ``fn`` is an `autocast` wrapper that is not enabled, or one whose policy
-            ``policy`` contradicts.
+        ValueError: ``fn`` is an `autocast` wrapper that is disabled, or that has another policy
+            than ``policy``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -88,7 +88,7 @@ def explain(
     """
     wrapper = wrapper_for("explain", fn, policy, args, kwargs)
     as_it_runs = policy is None and wrapper is not fn
-    with ANNOTATED(as_it_runs):  # which changes nothing in a program without autocast
+    with ANNOTATED(as_it_runs):  # has no effect if the function does not contain autocast
         planned = wrapper.planned(*args, **kwargs)
     name, chosen = name_of(fn), wrapper.policy
     if as_it_runs and _holds_autocast(planned.closed):
@@ -101,24 +101,24 @@ def explain(
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
-    # The equations that a wrapper raises are at risk only without it.
+    # A wrapper raises the equations that `at_risk` returns, so they are not at risk in it.
     risks = () if wrapper is fn else at_risk(planned, chosen)
     risks += left_at_risk(visits, dtype)
     return Report(name, dtype, rows, totals, reason, residuals.rows, risks)
 
 
 def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptBytes]:
-    """Returns the totals of a planned program, without scopes, and its residuals."""
+    """Returns the totals of a planned program, without unmatched scopes, and its residuals."""
     plan, shapes = planned.plan, planned.call.shapes
     rewritten = compat.fresh_make_jaxpr(planned.rewritten, *shapes)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    # A gradient consumes its own residuals; differentiated again, it would have others.
+    # A gradient consumes its own residuals; `jax.vjp` would return those of a second derivative.
     residuals = KeptBytes()
     if not is_gradient(planned.closed):
         residuals = kept_bytes(compat.jaxpr_as_fun(rewritten), shapes, params)
     reads, kernels = read_dtypes(plan), kernels_in(plan)
     products = [row for row in rows if row.primitive in CONTRACTIONS]
-    # Only the two factors count: a ragged dot has the sizes of its groups as an operand.
+    # Only the first two operands count: another operand of a ragged dot is the sizes of its groups.
     low = [row for row in products if all(map(is_low, row.operands[:2]))]
     totals = Totals(
         equations=len(rows),
@@ -128,7 +128,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         float8_contraction_flops=sum(row.flops for row in low if row.operands[0] == E4M3.name),
         wide_kernel_flops=kernels.flops if kernels else 0,
-        # In the program that runs, one cast serves all consumers of a value.
+        # Counted in the rewritten program, where one cast serves all consumers of a value.
         casts=count_casts(rewritten),
         parameters=len(params),
         cast_parameters=sum(len(reads[i].intersection(COMPUTE_DTYPES)) for i in params),
@@ -158,7 +158,7 @@ def _unknown(planned: PlannedCall) -> tuple[str, ...]:
 
 
 def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
-    """Reports a program that contains autocast: a wrapper in `jax.jit`, a training step."""
+    """Reports a program that contains autocast, such as a training step, as it runs."""
     inputs, plan = planned.plan.inputs, _declared_plan(planned.traced)
     visits = walk_plan(plan, planned.call.paths)
     sources = dict(zip(planned.call.paths, inputs, strict=True))
@@ -166,7 +166,7 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     rows = tuple(_with_reason(*pair, sources) for pair in pairs)
     planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, inputs=inputs))
     totals, residuals = _totals(planned, rows)
-    # The casts around a primitive without a rule have its reason.
+    # A cast of an operand of a primitive without a rule has the reason UNKNOWN, too.
     unknown = {row.primitive: None for row in rows if row.reason == ReasonCode.UNKNOWN.value}
     unknown.pop("convert_element_type", None)
     copies = sum(
@@ -185,13 +185,13 @@ _CAUSES = {True: "within autocast, which has no plan for it", False: "outside of
 
 
 def _holds_autocast(jaxpr: compat.AnyJaxpr) -> bool:
-    """True for a program in which an inner `autocast` governs a region."""
+    """Returns whether a wrapper of `autocast` inside a program governs any of its equations."""
     equations = (eqn for eqn, _ in equations_in(jaxpr))
     return any(read_mark(name) == GOVERNED for eqn in equations for name in compat.scope_names(eqn))
 
 
 def _declared_plan(jaxpr: compat.AnyJaxpr) -> Plan:
-    """Returns the plan that runs a jaxpr as it is, including its bodies."""
+    """Returns a plan that leaves a jaxpr and its bodies as they are."""
 
     def states(atoms: Sequence[Any]) -> tuple[ValueState, ...]:
         return tuple(ValueState(float_dtype(v.aval)) for v in atoms)
@@ -215,7 +215,7 @@ def _with_reason(row: Row, visit: Visit, sources: Mapping[str, ValueState]) -> R
     names = (n for n, mark in marks if mark != GOVERNED and not mark.startswith(BECAUSE))
     known = [sources[path].source if path else None for path in row.operand_inputs]
     code, cause = row.reason, _CAUSES[any(mark == GOVERNED for _, mark in marks)]
-    if because:  # the innermost one: a call and its body have a reason each
+    if because:  # the innermost reason: a call and each equation in its body have one
         code, _, cause = because[-1].partition(" ")
     return dataclasses.replace(
         row,

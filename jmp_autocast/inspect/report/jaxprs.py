@@ -21,7 +21,8 @@ from ...policies import COMPUTE_DTYPES, DATA_MOVEMENT, FLOAT32, STRUCTURAL
 def flops_of(eqn: JaxprEqn) -> int:
     """Returns the estimated floating point operations of one run of an equation.
 
-    Data movement, casts, and equations with bodies, whose own equations count, have none.
+    Data movement and casts have none. Equations with bodies have none either, because the equations
+    in the bodies count.
     """
     name = (contraction_in(eqn) or eqn).primitive.name
     has_none = name in DATA_MOVEMENT or name in STRUCTURAL or bodies(eqn)
@@ -33,7 +34,7 @@ def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
     declared = getattr(atom.aval, "dtype", None)
     if declared is None:
         return 0
-    # A random key has a dtype that NumPy does not know. It is never cast.
+    # NumPy does not know the dtype of a random key, which is never cast.
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
     # Some dtypes of JAX, such as the pair of an int8 and its tangent, have no item size.
     return assumed_size(element_count(atom)) * getattr(item, "itemsize", 0)
@@ -41,13 +42,13 @@ def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Casts:
-    """Casts between float32 and the 16-bit dtypes, with loops multiplied by their length.
+    """Casts between float32 and the 16-bit dtypes; a cast in a loop counts in each iteration.
 
     Args:
         down: The number of casts to 16 bits.
-        down_nbytes: The bytes that they load and store.
+        down_nbytes: The bytes that the casts to 16 bits load and store.
         up: The number of casts to float32.
-        up_nbytes: The bytes that they load and store.
+        up_nbytes: The bytes that the casts to float32 load and store.
     """
 
     down: int = 0

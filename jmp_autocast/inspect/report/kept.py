@@ -27,15 +27,15 @@ from .jaxprs import nbytes_of
 
 @dataclasses.dataclass(frozen=True)
 class KeptRow:
-    """Arrays that a program keeps for its backward pass, of one dtype, producer and scope.
+    """The arrays of one dtype, producer and scope that a program keeps for its backward pass.
 
     Args:
-        dtype: Their dtype.
-        primitive: The primitive of the producer; ``""`` for the carry of a loop.
-        scope: The names of its scopes, joined by ``/``, with ``*`` for numbers, so that equal
+        dtype: The dtype of the arrays.
+        primitive: The primitive that computes them; ``""`` for the carry of a loop.
+        scope: The scopes of the primitive, joined by ``/``, with ``*`` for numbers, so that equal
             layers are one row.
         arrays: The number of arrays. The values of all iterations of a ``scan`` are one array.
-        nbytes: Their bytes.
+        nbytes: The bytes of the arrays.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -55,9 +55,10 @@ class KeptRow:
     nbytes: int
 
 
-# A moved or cast parameter is in memory anyway.
+# A parameter that these move or cast does not count: it is in memory anyway.
 _MOVES = having("moves") | having("same") | {"convert_element_type", "source_view"}
-# The other operands of these are indices, a padding value, or the same source in 16 bits.
+# Of these only the first operand counts. The others are indices, a padding value, or the 16-bit
+# copy of the first.
 _FIRST = having("first")
 _ZEROS = having("zeros")
 
@@ -73,12 +74,12 @@ class KeptBytes:
     """The bytes of the residuals of a program, without parameters.
 
     Args:
-        nbytes: All of them, None if they are unknown.
-        float32_nbytes: Those in float32.
-        uncast_nbytes: The bytes of the same arrays in float32 without casts: a copy is the array
-            itself, and the copy of an input is in memory anyway.
-        error: The error of JAX, or of a rule of the user, for unknown residuals.
-        rows: The arrays by dtype, primitive and scope, the most bytes first.
+        nbytes: The bytes of all residuals, None if they are unknown.
+        float32_nbytes: The bytes of the residuals in float32.
+        uncast_nbytes: The bytes that the residuals would have in float32 without casts. A 16-bit
+            copy counts as the array that it copies; a copy of an input does not count.
+        error: The error of JAX, or of a derivative rule of the user, if the residuals are unknown.
+        rows: The residuals by dtype, primitive and scope, the most bytes first.
     """
 
     nbytes: int | None = None
@@ -101,13 +102,13 @@ def kept_bytes(
     """Returns the residuals of `jax.vjp` of a program.
 
     The derivative is that of all float outputs with respect to the parameters, or to all float
-    inputs of a program without parameters. Each array counts once. Inputs of the program do not
-    count, nor do 16-bit copies and movements of parameters, nor values computed from constants.
-    8-bit copies do: they are kept beside the parameters. The numbers are those of the jaxpr: XLA
-    may merge equal arrays, and recompute cheap ones.
+    inputs of a program without parameters. Each array counts once. Inputs, moved parameters, 16-bit
+    copies of parameters, and values computed from constants do not count. 8-bit copies of
+    parameters count. The numbers are those of the jaxpr: XLA may merge equal arrays, and recompute
+    cheap ones.
 
     Args:
-        program: From arrays to arrays.
+        program: The program, a function from arrays to arrays.
         shapes: The shapes of its arguments.
         params: The positions of its parameters.
     """
@@ -123,7 +124,7 @@ def kept_bytes(
 
         of_wanted = of_positions(floats_of, arrays, wanted)
         outputs, pullback = jax.vjp(of_wanted, *(arrays[i] for i in wanted))
-        # A program without a backward pass raises here: `jax.vjp` alone only linearizes it.
+        # `jax.vjp` only linearizes the program; if JAX cannot transpose it, this call raises.
         pullback(outputs)
         return pullback
 
@@ -131,11 +132,11 @@ def kept_bytes(
         jaxpr = compat.body_of(compat.fresh_make_jaxpr(residuals, *shapes))
     except Exception as error:  # JAX, or a derivative rule of the user, may raise anything
         return KeptBytes(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-    # `jax.vjp` also computes the outputs. Values for the outputs alone are not kept.
+    # `jax.vjp` also computes the outputs: equations that only these need are removed.
     jaxpr = compat.without_dead_equations(jaxpr)
     inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
     kept_arrays = zip(jaxpr.outvars, _kinds(jaxpr, inputs), strict=True)
-    # A view of a source is its 16-bit copy: several views are one array.
+    # A `source_view` counts as its operand 1, the 16-bit copy, which several views may share.
     views = _results_by(jaxpr, "source_view", 1)
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
@@ -145,7 +146,7 @@ def kept_bytes(
 
 
 def is_gradient(jaxpr: AnyJaxpr) -> bool:
-    """True for a program with a backward pass, whose residuals are inside it."""
+    """Returns whether a program contains a backward pass."""
     return any("transpose(" in name_stack(eqn) for eqn, _ in equations_in(jaxpr))
 
 
@@ -164,7 +165,7 @@ def _rows(jaxpr: AnyJaxpr, arrays: Iterable[Any]) -> tuple[KeptRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.scope, row.primitive, row.dtype)))
 
 
-# These primitives return an operand: a checkpoint marks the values that it saves by them.
+# These primitives return their operands unchanged. A checkpoint marks the values it saves by them.
 _HANDS_ON = frozenset(("name", "reduce_precision", "optimization_barrier"))
 
 
@@ -175,7 +176,7 @@ def _producers(jaxpr: AnyJaxpr) -> dict[Any, JaxprEqn]:
 def _producer(
     producers: Callable[[AnyJaxpr], dict[Any, JaxprEqn]], jaxpr: AnyJaxpr, v: Any
 ) -> tuple[str, tuple[str, ...]]:
-    """Returns the primitive that computes a value, also inside a call or loop, and its scopes."""
+    """Returns the primitive that computes a value, even inside a call or loop, and its scopes."""
     if isinstance(v, Literal) or (eqn := producers(jaxpr).get(v)) is None:
         return "", ()
     position = eqn.outvars.index(v)
@@ -191,10 +192,10 @@ def _producer(
 
 
 def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any]) -> int:
-    """Returns the bytes of arrays without casts to narrower dtypes.
+    """Returns the bytes that arrays would have without casts to narrower dtypes.
 
-    Tracing and differentiating the float32 program as well would take half as long again as the
-    whole report.
+    Tracing and differentiating the float32 program as well would make the report take 1.5 times as
+    long.
     """
     casts, sources = _results_by(jaxpr, "convert_element_type", 0), set()
     for array in arrays:
@@ -207,7 +208,7 @@ def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any]) -> int:
 
 
 def _results_by(jaxpr: AnyJaxpr, name: str, k: int) -> dict[Any, Any]:
-    """Returns operand ``k`` of the equations of a primitive, by their result."""
+    """Maps the result of each equation of a primitive to its operand ``k``."""
     found = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == name)
     return {e.outvars[0]: e.invars[k] for e in found if not isinstance(e.invars[k], Literal)}
 
@@ -230,7 +231,7 @@ def _of_equation(eqn: JaxprEqn, given: Sequence[_Kind]) -> _Kind:
     if all(kind is _Kind.CONST for kind in given) and not eqn.effects:
         return _Kind.CONST
     if eqn.primitive.name in _ZEROS:
-        return _Kind.CONST  # XLA does not store them
+        return _Kind.CONST  # XLA does not store zeros
     arrays = given[:1] if eqn.primitive.name in _FIRST else given
     moved = eqn.primitive.name in _MOVES and _Kind.OTHER not in arrays
     return _Kind.PARAM if moved else _Kind.OTHER

@@ -1,4 +1,4 @@
-"""The texts about each reason, for reports and for the page on reasons."""
+"""The texts that explain each reason code, for reports and for ``docs/reasons.md``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from ...interpreters.plan.data import ReasonCode
 
 
 class Explanation(NamedTuple):
-    """The text about a reason code, in Markdown with code spans alone.
+    """The explanation of a reason code, in Markdown with code spans alone.
 
     Args:
-        says: The reason of the dtypes of the equation.
-        otherwise: The way to change them, ``""`` without one.
+        says: Why the equation has its dtypes.
+        otherwise: How to change the dtypes, ``""`` if there is no way.
     """
 
     says: str
@@ -25,6 +25,6 @@ class Explanation(NamedTuple):
 
 @functools.cache
 def explanations() -> Mapping[ReasonCode, Explanation]:
-    """Returns the explanation of each code, from the file beside this one."""
+    """Returns the explanation of each code, from ``reasons.toml``."""
     text = (resources.files(__package__ or "") / "reasons.toml").read_text("utf-8")
     return {ReasonCode(code): Explanation(**texts) for code, texts in tomllib.loads(text).items()}

@@ -1,4 +1,4 @@
-"""`Report`: the rows of a program, and their totals."""
+"""`Report`: a row for each equation of a program, and totals."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class Report(Exported):
         compute_dtype: The policy's compute dtype.
         rows: A row per equation, in program order.
         totals: Sums over the rows.
-        dtype_reason: The reason of this compute dtype if the device chose it; else ``""``.
+        dtype_reason: Why the compute dtype was chosen, if the device decided it; else ``""``.
         kept: The residuals of the program, the most bytes first; ``()`` if
             ``totals.residual_nbytes`` is None.
-        at_risk: The equations that the program declares in 16 bits, and the planner raises to
-            float32 (an `autocast` wrapper raises them); and those that lose precision with it, too.
+        at_risk: The equations that lose precision in 16 bits: those that a program without
+            `autocast` declares in 16 bits, and `autocast` would raise to float32; and those that
+            lose precision with `autocast`, too.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -72,7 +73,8 @@ class Report(Exported):
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
             more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
-        # The dtypes of a program with its own autocast come from its rows, which may have none.
+        # If a program contains autocast, its compute dtype comes from the rows: float32 if none is
+        # in 16 bits.
         is_none = self.compute_dtype == "float32"
         dtypes = "less than float32" if is_none else self.compute_dtype
         if totals.float8_contraction_flops:
@@ -90,7 +92,7 @@ class Report(Exported):
             columns = {"at risk": ">7", "primitive": "20", "dtype": "9", "scope": "24"}
             more = "more; report.at_risk has all"
             lines += ["", *table({**columns, "because": ""}, self.at_risk, _risk_cells, 20, more)]
-            # Whole paths, which terminals turn into links.
+            # Source lines have whole paths, which terminals turn into links.
             lines += [cut(f"  at {risk.source}") for risk in self.at_risk[:20]]
         return "\n".join(lines)
 
@@ -134,7 +136,7 @@ class Report(Exported):
         return labeled(facts)
 
     def _float8(self) -> str | None:
-        """Returns the number of products in 8 bits, and the obstacles of the others."""
+        """Returns the number of products in float8, and why other requests for float8 failed."""
         counts = collections.Counter(row.reason for row in self.rows)
         if not counts["FLOAT8"] and not counts["NOT_FLOAT8"]:
             return None
@@ -146,7 +148,7 @@ class Report(Exported):
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
         for row in self.rows:
             groups[row.primitive, short_dtypes(row), row.reason].append(row)
-        # The most expensive group first.
+        # The group with the most FLOPs first.
         ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
 
         def cells(rows: list[Row]) -> list[Any]:
@@ -186,7 +188,7 @@ class Report(Exported):
         return saved(page_text(self.name, self.summary, facts, self.rows, tables), path)
 
     def _repr_html_(self) -> str:
-        """Returns the page in a frame that is isolated from the notebook."""
+        """Returns the HTML page in a frame that is isolated from the notebook."""
         return (
             f'<iframe title="{html.escape(self.name)}" sandbox="" '
             f'style="width:100%;height:760px;border:0" srcdoc="{html.escape(self.to_html())}">'
@@ -215,6 +217,6 @@ def _risk_cells(risk: AtRisk) -> list[Any]:
 
 
 def _fields(title: str, kind: type[Any], rows: Sequence[Any]) -> Table:
-    """Returns a table of a page with a column per field of a dataclass."""
+    """Returns a table for the HTML page, with a column for each field of a dataclass."""
     names = [field.name for field in dataclasses.fields(kind)]
     return title, names, [[getattr(row, name) for name in names] for row in rows]

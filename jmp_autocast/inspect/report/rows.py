@@ -28,9 +28,9 @@ class Row:
         source: The user's source line.
         primitive: The primitive's name.
         depth: The number of loops, branches and calls around the equation.
-        inner: The number of rows inside the equation; they follow it.
-        times: How often it runs in one call: the product of the lengths of the loops around it. A
-            ``while`` counts once.
+        inner: The number of rows of the equations in its bodies, which follow this row.
+        times: How often it runs in one call: the product of the lengths of the loops around it. The
+            body of a ``while`` counts once.
         operand_shapes: The shape of each operand.
         result_shapes: The shape of each result.
         declared_operands: The dtype of each operand as the program declares it.
@@ -38,7 +38,7 @@ class Row:
         declared_results: The dtype of each result as the program declares it.
         results: The dtype of each result as it runs.
         rule: The rule of the primitive: the name of its cast policy, or of the function that
-            chooses one; ``""`` if the bodies of the primitive are planned.
+            chooses one; ``""`` if no rule applies, because the bodies of the equation are planned.
         reason: The code of the reason for these dtypes; `jmp_autocast.interpreters.ReasonCode`
             lists them.
         cause: The operand, consumer, scope or rule behind the reason, ``""`` if the code is enough.
@@ -51,9 +51,9 @@ class Row:
             ``"const"`` or ``"literal"``, also if it was moved or cast; ``""`` for computed values.
         cause_operands: The positions of the operands that caused the dtypes; ``operand_rows`` has
             the rows that produced them.
-        flops: Estimated floating point operations, over all ``times``; 0 for data movement,
-            casts, and equations with bodies.
-        nbytes: Bytes of operands and results in these dtypes, over all ``times``.
+        flops: Estimated floating point operations, over all ``times``; 0 for data movement, casts,
+            and equations with bodies.
+        nbytes: Bytes of operands and results in the dtypes that run, over all ``times``.
 
     Example:
         >>> import jax.numpy as jnp
@@ -92,7 +92,7 @@ def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
     """Returns the rows of a plan, in program order; the bodies of an equation follow it.
 
     Args:
-        visits: The visits of `walk_plan`, with the paths of the inputs in the arguments as origins.
+        visits: The visits of `walk_plan`; the origin of an input is its path in the arguments.
         policy: The policy of the plan.
     """
     return [_row(visit, policy) for visit in visits]
@@ -148,7 +148,7 @@ def _shape(atom: Atom) -> tuple[int, ...]:
 
 
 def _name(atom: Atom, dtype: Any = None) -> str:
-    """Returns the name of a dtype, by default of the declared one of a variable or literal."""
+    """Returns the name of ``dtype``, by default the declared dtype of a variable or literal."""
     dtype = dtype or getattr(atom.aval, "dtype", None)
     return str(getattr(dtype, "name", dtype))
 
@@ -157,7 +157,7 @@ def _rule_name(policy: Policy, eqn: JaxprEqn, scope: Sequence[str]) -> str:
     name = eqn.primitive.name
     rule, origin = policy.rule_for(name, scope)
     if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):
-        return ""  # the bodies are planned, or the cast is the program's
+        return ""  # the bodies are planned, or the program itself writes the cast
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)
 
 

@@ -21,32 +21,33 @@ from .rows import Row
 
 @dataclasses.dataclass(frozen=True)
 class Totals:
-    """Sums over the rows of a report, with loops multiplied by their length.
+    """Sums over the rows of a report; the equations in a loop count in each iteration.
 
     Args:
-        equations: The number of equations in the program's text.
+        equations: The number of equations, each counted once.
         flops: Estimated floating point operations.
-        contraction_flops: Those of matmuls and convolutions.
-        low_contraction_flops: Those of matmuls and convolutions with 16-bit or 8-bit operands.
-        guarded_contraction_flops: Those of matmuls and convolutions that a guard (``COORD``,
+        contraction_flops: The FLOPs of matmuls and convolutions.
+        low_contraction_flops: The FLOPs of matmuls and convolutions with 16-bit or 8-bit operands.
+        guarded_contraction_flops: The FLOPs of matmuls and convolutions that a guard (``COORD``,
             ``LITERAL``) keeps in float32, without a request of the user.
-        float8_contraction_flops: Those of matmuls with 8-bit operands.
-        wide_kernel_flops: Those of the matmuls in kernels that keep float32, if the kernel shows
-            them. The other numbers exclude them.
-        casts: The casts of the program that runs, including those that the program itself writes.
+        float8_contraction_flops: The FLOPs of matmuls with 8-bit operands.
+        wide_kernel_flops: The FLOPs of matmuls inside kernels that stay in float32, as far as the
+            jaxprs of the kernels show them. No other field includes them.
+        casts: The casts of the rewritten program, including those that the user wrote.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters.
         quantized_parameters: The number of 8-bit copies of whole parameters.
-        residual_nbytes: The bytes of the residuals of `jax.vjp` of the program that runs, with
+        residual_nbytes: The bytes of the residuals of `jax.vjp` of the rewritten program, with
             respect to the parameters, or to all float inputs of a program without parameters. Each
-            array counts once; inputs, moved or cast parameters and constants do not, 8-bit copies
-            of parameters do. The number is the jaxpr's: XLA may merge equal arrays and recompute
-            cheap ones. None for a program with a backward pass of its own, and for one that JAX
-            cannot differentiate.
-        float32_residual_nbytes: The bytes of those in float32.
-        declared_residual_nbytes: The bytes of the same arrays in float32, without copies by casts:
-            the residuals of the program as it is written. None as above, and with `keep_less`.
-        residual_error: The error of JAX for a program that it cannot differentiate, else ``""``.
+            array counts once. Inputs, moved or cast parameters, and constants do not count; 8-bit
+            copies of parameters do. XLA may keep less: it merges equal arrays and recomputes cheap
+            ones. None for a program that contains a backward pass, or that JAX cannot
+            differentiate.
+        float32_residual_nbytes: The bytes of the residuals in float32; None if ``residual_nbytes``
+            is None.
+        declared_residual_nbytes: The bytes of the residuals of the program as it is written, in
+            float32. None if ``residual_nbytes`` is None, or with `keep_less`.
+        residual_error: The error of JAX if it cannot differentiate the program, else ``""``.
         unknown: Names of primitives without a rule: their operands keep the declared dtypes.
         unmatched_scopes: Scope patterns of the policy that match no equation.
         loops_of_unknown_length: The number of ``while`` loops, whose body counts once.
@@ -83,7 +84,7 @@ class Totals:
 
     @property
     def float8_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 8-bit operands; 0 if there are none.
+        """The share of matmul and convolution FLOPs on 8-bit operands; 0 without a matmul.
 
         Example:
             >>> import jax.numpy as jnp
@@ -100,7 +101,7 @@ class Totals:
 
     @property
     def low_share(self) -> float:
-        """The share of matmul and convolution FLOPs on 16-bit or 8-bit operands; 1 if none.
+        """The share of matmul and convolution FLOPs on 16- or 8-bit operands; 1 without a matmul.
 
         Example:
             >>> import jax.numpy as jnp
@@ -121,10 +122,10 @@ class Share:
     """The share of one dtype in a program.
 
     Args:
-        flops: The FLOPs of the equations whose widest float operand has the dtype; without a float
-            operand, whose first result has it.
+        flops: The FLOPs of the equations whose widest float operand has the dtype. Without a float
+            operand, the first result decides.
         nbytes: The bytes of operands and results with the dtype. Equations with bodies do not
-            count: the bodies do.
+            count; the equations in their bodies do.
 
     Example:
         >>> import jax.numpy as jnp
@@ -139,7 +140,7 @@ class Share:
 
 
 def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
-    """Returns the share of each dtype in some rows of a report, the most bytes first."""
+    """Returns the share of each dtype in the rows of a report, the most bytes first."""
     flops: Counter[str] = Counter()
     nbytes: Counter[str] = Counter()
     for row in rows:
@@ -159,24 +160,24 @@ def guarded(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_low(name: str) -> bool:
-    """True for the names of float dtypes of fewer than 32 bits."""
+    """True for the name of a float dtype of fewer than 32 bits."""
     return is_float(name) and item_size(name) < 4
 
 
 def dtype_of(row: Row) -> str:
-    """Returns the dtype that a row computes in: that of its widest float operand."""
+    """Returns the dtype of a row's widest float operand, or of its first result without one."""
     floats = [name for name in row.operands if is_float(name)]
     return max(floats, key=item_size) if floats else (*row.results, "")[0]
 
 
 def is_float(name: str) -> bool:
-    """True for the names of real and complex floating point dtypes."""
+    """True for the name of a real or complex floating point dtype."""
     return "float" in name or "complex" in name
 
 
 @functools.cache
 def item_size(name: str) -> int:
-    """Returns the bytes of one element, 0 for dtypes without numbers, such as random keys."""
+    """Returns the bytes of one element, 0 for a dtype unknown to NumPy, such as a random key."""
     try:
         return jnp.dtype(name).itemsize
     except TypeError:

@@ -1,4 +1,4 @@
-"""The batches of `tune`, the results of a function for them, and the errors of results."""
+"""The batches of `tune`: runs a function for each, and measures the errors of its results."""
 
 from __future__ import annotations
 
@@ -37,25 +37,28 @@ class Batch:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """The key of its plans: the signature and the types of the arrays."""
+        """The signature and the types of the arrays: batches of one kind have equal plans."""
         return self.signature, *map(jax.typeof, self.arrays)
 
 
 def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a function that traces a plain function once for arguments of equal types.
+    """Returns ``fn``, traced only once for arguments of equal types.
 
-    Trials of different policies have the same program. Later calls bind the equations of the first
-    trace, with their scopes and source lines. Other callables are returned as they are.
+    `tune` runs the same program under many policies: later calls bind the equations of the first
+    trace, with their scopes and source lines. Callables that are no plain functions are returned as
+    they are.
     """
     if not inspect.isfunction(fn):
         return fn
     known: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
-    # The wrappers of all trials live in the `__dict__` of this function, and are freed with it.
+    # The `autocast` wrappers of all trials live in the `__dict__` of this function, and are freed
+    # with it.
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
         signature, arrays = split(args)
-        # A jaxpr has no writes into stateful objects. A static argument without a hash may change.
+        # Not cached: a jaxpr would lose writes into stateful objects, and a static argument without
+        # a hash may change between calls.
         if kind_of(fn, args, {}) is not Autocast or not signature.is_constant:
             return fn(*args)
         key = (signature, *map(jax.typeof, arrays), trace_context())
@@ -71,12 +74,12 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
 def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
     """Returns ``fn`` as a function from a signature and its arrays to arrays.
 
-    With ``argnums`` the gradients of the first array follow the result.
+    With ``argnums``, the results are followed by the gradients of the first result.
     """
 
     def run(signature: Signature, *arrays: Any) -> list[Any]:
         args = signature.rebuilt(arrays)
-        # The state that a call writes is discarded.
+        # State that the call writes is discarded.
         with opened(fn, args, {}) as pure:
             call = flatten(pure.fn, (), pure.args, pure.kwargs)
             if argnums is None:
@@ -95,9 +98,9 @@ def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
 
 
 def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -> list[list[Any]]:
-    """Returns the float results of `arrays_of` a function for each batch."""
-    # Compiled, as users run their programs, but with every rounding: a device that computes in 16
-    # bits may overflow in a rounding that XLA would remove elsewhere.
+    """Returns the float results of a function for each batch, with gradients as in `arrays_of`."""
+    # Compiled, as users run their programs, but XLA must not remove a rounding: on a device that
+    # computes in 16 bits the value may overflow there.
     run = jax.jit(arrays_of(fn, argnums), static_argnums=0, compiler_options=EVERY_ROUNDING)
     results = [run(batch.signature, *batch.arrays) for batch in batches]
     return [[x for x in each if jnp.issubdtype(x.dtype, jnp.inexact)] for each in results]
@@ -106,7 +109,7 @@ def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -
 def nudged(batch: Batch) -> Batch:
     """Returns a batch whose floats are moved by about a unit in the last place, up or down.
 
-    The float32 program's results for the two batches differ by what float32 leaves uncertain.
+    The difference of the float32 results for both batches is the uncertainty of float32.
     """
     rng = np.random.default_rng(0)
 
@@ -117,7 +120,7 @@ def nudged(batch: Batch) -> Batch:
             return x
         eps = float(jnp.finfo(aval.dtype).eps)
         if aval.weak_type:
-            return x * (1 + eps)  # an array would make it strongly typed
+            return x * (1 + eps)  # times an array, it would become strongly typed
         near = (1 + eps * rng.choice((-1, 1), aval.shape)).astype(aval.dtype)
         y = readable(x)
         return x * near if y is x else jax.device_put(y * near, x.sharding)
@@ -134,8 +137,7 @@ def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[ArrayError]:
 def worst(distances: Sequence[ArrayError], undetermined: Sequence[bool]) -> float:
     """Returns the largest relative L2 error, infinity if an array is no longer finite.
 
-    Not the mean: an exact loss must not hide a lost gradient. Undetermined arrays have only to be
-    finite.
+    In a mean, an exact loss would hide a lost gradient. Undetermined arrays only have to be finite.
     """
     pairs = zip(distances, undetermined, strict=True)
     return max(
@@ -152,7 +154,7 @@ def check(fn: Any, tolerance: Any) -> None:
             "the function that was wrapped, and its policy as policy=."
         )
     fix = "Write the largest relative error, such as tolerance=0.01."
-    # True is an int, and would be a tolerance of 100 %.
+    # True is an int, and would mean a tolerance of 100 %.
     if not isinstance(tolerance, int | float | np.number) or isinstance(tolerance, bool):
         raise wrong_type("tolerance must be a number", tolerance, fix)
     if not 0 < float(tolerance) < math.inf:

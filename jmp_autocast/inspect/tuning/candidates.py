@@ -28,7 +28,7 @@ class Candidate(NamedTuple):
 
     @property
     def operation(self) -> tuple[str, str]:
-        """The candidate as `effects` names it: without the scopes that this package adds."""
+        """The candidate as an `Operation` of `effects`: without the scopes that autocast adds."""
         names = [name for name in self.scope.split("/") if read_mark(name) is None]
         return "/".join(names), self.primitive
 
@@ -38,7 +38,7 @@ def candidates_of(
 ) -> dict[Candidate, str]:
     """Returns the operations that a policy lowers, in program order, each with a source line.
 
-    With ``argnums``, the operations in the rules of custom derivatives follow.
+    With ``argnums``, the operations in custom derivative rules follow.
     """
     found: dict[Candidate, str] = {}
     # The batches of one kind have equal plans.
@@ -48,7 +48,7 @@ def candidates_of(
             for plan in _derivative_rules(fn, policy, batch, argnums):
                 rows += rows_of(walk_plan(plan), policy)
         for row in rows:
-            # Equations without FLOPs move data, cast, or have bodies.
+            # Equations without FLOPs are no candidates: they move data, cast, or have bodies.
             if row.flops and _is_lowered(row):
                 found.setdefault(Candidate(row.scope, row.primitive), row.source)
     return found
@@ -57,7 +57,7 @@ def candidates_of(
 def rows_under(fn: Callable[..., Any], policy: Policy, batch: Batch) -> list[Row]:
     """Returns the rows of a function's report under a policy.
 
-    The totals of a report would differentiate the program, which takes longer than planning it.
+    `explain` would also differentiate the program, which takes longer than planning it.
     """
     wrapper = _wrapper(fn, policy, batch)
     return list(rows_of(walk_plan(wrapper.planned(*batch.args).plan), policy))
@@ -68,24 +68,24 @@ def _wrapper(fn: Callable[..., Any], policy: Policy, batch: Batch) -> Autocast:
 
 
 def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
-    """Returns a policy with rules that keep some candidates in float32."""
+    """Returns a policy with added rules that keep ``candidates`` in float32."""
     added = []
     for candidate in candidates:
         default = DEFAULT_RULES.get(candidate.primitive)
-        # The primitive's own policy for float32 may also set a dtype parameter.
+        # A default rule that keeps float32 is used as it is: it may also set a dtype parameter.
         rule = CastPolicy.FP32
         if isinstance(default, CastPolicy) and default in FULL_POLICIES:
             rule = default
-        # A scope is no pattern: in `layers[0]`, `[0]` would match 0.
+        # As a pattern, the scope `layers[0]` would match `layers0`, and not itself.
         scope = glob.escape(candidate.scope) if candidate.scope else "*"
         added.append((scope, candidate.primitive, rule))
-    # All at once: `with_rules` checks all rules of the policy again at each call, and a trial may
-    # keep 2,000 candidates.
+    # All rules are added at once, because a trial may keep 2,000 candidates, and each call of
+    # `with_rules` checks all rules of the policy again.
     return dataclasses.replace(policy, rules=(*policy.rules, *added))
 
 
 def _is_lowered(row: Row) -> bool:
-    """True for an equation with a declared float32 that runs in 16 bits."""
+    """True if an operand or result is declared in float32 and runs in 16 bits."""
     pairs = zip(
         (*row.declared_operands, *row.declared_results), (*row.operands, *row.results), strict=True
     )
@@ -95,9 +95,9 @@ def _is_lowered(row: Row) -> bool:
 def _derivative_rules(
     fn: Callable[..., Any], policy: Policy, batch: Batch, argnums: Any
 ) -> list[Plan]:
-    """Returns the plans of derivative rules, which JAX traces while it differentiates.
+    """Returns the plans of custom derivative rules, which JAX traces while it differentiates.
 
-    They have all scopes, even under a policy without scoped rules.
+    The plans record the scopes of all equations, even if no rule of the policy names a scope.
     """
     wrapper = _wrapper(fn, policy, batch)
     plans: list[Plan] = []

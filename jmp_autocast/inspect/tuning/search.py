@@ -1,8 +1,8 @@
 """The search of `tune` for the few of many candidates that need float32.
 
-It is independent of programs: a test decides whether a set of candidates passes. The result has
-always passed. If runs are left at the end, and all supersets of a passing set pass, then the result
-without any one of its candidates fails.
+The search knows nothing of programs: it calls a test that decides whether a set of candidates
+passes. The returned set has passed the test. If the search ends within its limit of runs, and all
+supersets of a passing set pass, the returned set would fail without any one of its candidates.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ Test = Callable[[frozenset[int]], bool]
 
 
 def run_bound(candidates: int) -> int:
-    """Returns the bound of trial runs, including those of no candidate and of all candidates."""
-    # The search for the shortest prefix takes at most twice log2: steps double, then intervals are
-    # halved. Ten more are for removals.
+    """Returns the limit of trial runs, including those that keep no candidate or all of them."""
+    # The search for one shortest prefix takes at most 2 * log2(candidates) runs: steps double, then
+    # intervals are halved. Ten more runs are for removals.
     return math.floor(2 * math.log2(max(candidates, 1)) + 10)
 
 
 def find_needed(
     sizes: Sequence[float], share: float, passes: Test, may_run: Callable[[], bool]
 ) -> tuple[int, ...]:
-    """Returns candidates that pass together.
+    """Returns a set of candidates that passes.
 
-    The shortest prefix of an order that passes, together with the candidates found before, ends in
-    a candidate that is needed; the next one is before it. This is delta debugging (Zeller and
-    Hildebrandt, 2002) in the form of Junker's QuickXplain (2004). The order is that of the
-    predicted errors, which also give the start of each search for a prefix.
+    The candidates are sorted by predicted error, the largest first. Each round searches the
+    shortest prefix that passes together with the candidates found so far. The last candidate of
+    this prefix is needed, and the next round searches before it. This is delta debugging (Zeller
+    and Hildebrandt, 2002) in the form of Junker's QuickXplain (2004). The predicted errors also
+    give the first prefix of each round.
 
     Args:
-        sizes: The predicted error of each candidate: independent parts of an error.
-        share: The part of the whole error that is small enough.
+        sizes: The predicted error of each candidate; errors are assumed to be independent.
+        share: The share of the total error that passes.
         passes: The test of a set of candidates.
-        may_run: Whether one more test may be made.
+        may_run: Returns whether one more test may be made.
 
     Example:
         >>> find_needed([0.0, 3.0, 0.1, 4.0], 0.1, {1, 3}.issubset, lambda: True)
@@ -48,7 +49,7 @@ def find_needed(
     total = sum(squares)
     limit = share * share * total if math.isfinite(total) else sys.float_info.max
     found: list[int] = []
-    end, trusted = len(order), True  # this prefix and `found` have passed together
+    end, trusted = len(order), True  # the first `end` candidates pass together with `found`
     while end and may_run():
         known = frozenset(found)
         if found and passes(known):
@@ -61,8 +62,8 @@ def find_needed(
         test = lambda n, known=known: passes(known | {*order[:n]})  # noqa: E731
         size = _shortest(end, guess, 1 if trusted else end, test, may_run)
         trusted = trusted and size <= 2 * guess + 1
-        # If errors add up as predicted, all these candidates are needed. One that only exceeds a
-        # range may be harmless.
+        # If the predictions hold, all candidates of this prefix are needed. For values out of range
+        # there is no prediction: they may be harmless.
         if found and size == end and trusted and math.isfinite(sizes[order[0]]):
             break
         end = size
@@ -70,7 +71,7 @@ def find_needed(
             end -= 1
             found.append(order[end])
     found += order[:end]
-    # If the test is not monotone, a candidate may be needless once others are kept.
+    # If the test is not monotone, a candidate may be unnecessary once later ones are kept.
     for candidate in tuple(found):
         is_sure = trusted and math.isfinite(sizes[candidate])
         if not is_sure and len(found) > 1 and may_run() and passes(frozenset(found) - {candidate}):
@@ -85,14 +86,15 @@ def _shortest(
     passes: Callable[[int], bool],
     may_run: Callable[[], bool],
 ) -> int:
-    """Returns the least size that passes, by steps that double from a guess, and then by halves.
+    """Returns the smallest size that passes: steps from a guess double, then intervals are halved.
 
     Args:
         end: A size that is known to pass.
         guess: The first size to test, less than ``end``.
-        step: The first step from there.
+        step: The first step from ``guess``.
         passes: The test of a size.
-        may_run: Whether one more test may be made; if not, a larger size is returned.
+        may_run: Returns whether one more test may be made. If not, the smallest size that has
+            passed so far is returned.
     """
     fails, size = -1, end
     while size - fails > 1 and may_run():

@@ -1,4 +1,4 @@
-"""`tune`: finds the operations that have to stay in float32."""
+"""`tune`: finds the operations that must stay in float32."""
 
 from __future__ import annotations
 
@@ -42,42 +42,42 @@ def tune(
     policy: PolicyLike | None = None,
     argnums: int | Sequence[int] | None = None,
 ) -> TuneReport:
-    """Finds the operations that have to stay in float32, and a policy for them.
+    """Finds the operations that must stay in float32, and a policy for them.
 
-    An operation is a primitive in a scope, also inside loops, branches and calls: the finer the
-    ``jax.named_scope`` names of a program, the less stays in float32 unnecessarily. Flax Linen and
-    Haiku name their modules by themselves; without names an operation is a primitive of the whole
-    program.
+    An operation is all equations of one primitive in one scope, also inside loops, branches and
+    calls: the finer the ``jax.named_scope`` names of a program, the less stays in float32
+    unnecessarily. Flax Linen and Haiku create a scope for each module; without scopes an operation
+    is a primitive of the whole program.
 
-    If the policy is not good enough as it is, one forward and backward pass in float32 predicts how
-    much the rounding of each operation changes the loss, and which operations have values or
-    gradients out of the range of 16 bits. Runs of the program, each with the operations of the
-    largest effects in float32, find those that are needed: for ``n`` operations at most
-    ``2 * log2(n) + 10`` runs. Each run is compiled; the function is traced once for each kind
-    of batch. The same call does the same runs.
+    If the error under the first policy exceeds the tolerance, one forward and backward pass in
+    float32 predicts how much the rounding of each operation changes the loss, and which operations
+    have values or gradients out of the range of 16 bits. Then `tune` runs the program with the
+    operations of the largest effects in float32, to find those that are needed, at most
+    ``2 * log2(n) + 10`` times for ``n`` operations. Each run is compiled; the function is traced
+    once for each kind of batch. The search is deterministic.
 
     Args:
         fn: The function in float32.
         *args: Its arguments, arrays with typical values.
-        tolerance: The largest relative error (in the L2 norm, of the worst output array and batch)
-            against the float32 function. A value that is finite only in float32 fails. An array
-            that changes by more in float32 if the arguments change by a unit in the last place,
-            such as a gradient that is zero except for rounding, has only to be finite.
-        batches: Instead of ``args``, for several calls: a tuple of arguments for each.
+        tolerance: The largest accepted relative error against the float32 function, in the L2 norm,
+            of the worst output array and batch. A value that is finite only in float32 fails. If an
+            array changes by more in float32 when the arguments change by a unit in the last place,
+            as a gradient that is zero except for rounding does, it only has to be finite.
+        batches: Several calls in place of ``args``: a tuple of arguments for each.
         policy: The policy to start from: a `Policy`, a 16-bit dtype or a jmp string; None for the
             default.
-        argnums: Positions as in ``jax.grad``, of a function that returns a scalar: the gradients
-            count as outputs, so that the backward pass is checked as well.
+        argnums: The positions of arguments, as in ``jax.grad``, if the function returns a scalar:
+            its gradients count as outputs, so that the backward pass is checked as well.
 
     Returns:
-        The report: ``report.policy`` for ``autocast(fn, policy=report.policy)``, and a table of
-        the worth of each operation in float32.
+        The report: ``report.policy`` for ``autocast(fn, policy=report.policy)``, and a table of the
+        operations in float32, with the effect of each.
 
     Raises:
         TypeError: An argument has the wrong type.
         ValueError: ``tolerance`` is not positive, ``fn`` has been wrapped by `autocast`, the
-            environment turns autocast off, or the result is not good enough even with everything
-            in float32.
+            environment turns autocast off, or the error exceeds the tolerance even with all
+            operations in float32.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -107,7 +107,7 @@ def tune(
 
 
 class _Search:
-    """One search. A set of candidates in float32 is a set of their indices."""
+    """One search of `tune`. A set of candidates to keep in float32 is a set of their indices."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class _Search:
         self._fn, self._batches, self._tolerance = fn, batches, tolerance
         self._start, self._argnums = start, argnums
         self._lowered = candidates_of(fn, start, batches, argnums)
-        # Among operations with the same effect, matmuls and convolutions stay in 16 bits.
+        # Matmuls and convolutions are last: of operations with equal effects they stay in 16 bits.
         self._candidates = sorted(self._lowered, key=lambda each: each.primitive in CONTRACTIONS)
         self._errors: dict[frozenset[int], float] = {}
         self._has_loss, self._refused = False, ""
@@ -131,7 +131,7 @@ class _Search:
         if self._passes(nothing):
             return self._report(nothing, [])
         before = self._errors[nothing]
-        # The search assumes that everything in float32 passes; else no set does.
+        # The search needs a set that passes; if everything in float32 fails, there is none.
         if not everything or not self._passes(everything):
             raise UnreachableError(
                 f"tolerance={self._tolerance:g} is out of reach for {name_of(self._fn)}: with all "
@@ -140,8 +140,8 @@ class _Search:
                 "from another policy."
             )
         effects = self._effects()
-        # An operation without a prediction comes first if the error is infinite, and else last:
-        # derivative rules such as that of `relu` round little.
+        # An operation without a prediction is first in the search if the error is infinite, and
+        # else last: derivative rules such as that of `relu` round little.
         unseen = math.inf if before == math.inf else 0.0
         sizes = [unseen if each is None else each.size for each in effects]
         bound = run_bound(len(everything))
@@ -152,7 +152,8 @@ class _Search:
     def _passes(self, kept: frozenset[int]) -> bool:
         if kept not in self._errors:
             kind = kind_of(self._fn, self._batches[0].args, {})
-            # A scope may be in some batches only, or only in a derivative rule.
+            # A `Part` accepts rules for scopes that a batch does not have: a scope may be in some
+            # batches only, or only in a derivative rule.
             kind = Part if kind is Autocast else kind
             mixed = wrapper_of(self._fn, autocast_options(policy=self._policy(kept)), kind)
             found = outputs_of(mixed, self._batches, self._argnums)
@@ -174,9 +175,9 @@ class _Search:
 
     @functools.cached_property
     def _undetermined(self) -> list[list[bool]]:
-        """Whether float32 leaves an array more uncertain than the tolerance, for each batch.
+        """For each array of each batch, whether its uncertainty in float32 exceeds the tolerance.
 
-        An example is the gradient of a bias that a softmax removes: zero except for rounding. In a
+        An example is the gradient of a bias that a softmax cancels: zero except for rounding. In a
         GPT of one layer the gradient of the key's bias has 1.6e-9 of the norm of all gradients, and
         its relative error in bfloat16 is 1.7e4.
         """

@@ -1,4 +1,4 @@
-"""`TuneReport`: the policy found by `tune`, and the worth of each of its operations."""
+"""`TuneReport`: the policy found by `tune`, and the operations that it keeps in float32."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ class KeptOperation:
     Args:
         scope: The names of its scopes, joined by ``/``; ``""`` for the whole program.
         primitive: The primitive's name.
-        source: The user's source line of the first such equation.
-        worth: The change of the loss if this operation alone is lowered, to first order; without a
-            loss the relative error of the results. Infinite for an operation with values or
-            gradients out of the range of the compute dtype, and None for one without a prediction.
-        flops: The FLOPs of these equations in one call, with loops multiplied by their length.
+        source: The user's source line of its first equation.
+        worth: The change of the loss if this operation alone runs in 16 bits, to first order;
+            without a loss, the relative error of the results. Infinite if values or gradients are
+            out of the range of the compute dtype, and None without a prediction.
+        flops: The FLOPs of its equations in one call, over all iterations of loops.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -44,7 +44,7 @@ class KeptOperation:
 
     @property
     def why(self) -> str:
-        """``"range"``, ``"rounding"``, or ``"not seen"`` without a prediction.
+        """Why it is kept: ``"range"``, ``"rounding"``, or ``"not seen"`` without a prediction.
 
         Example:
             >>> KeptOperation("head", "exp", "model.py:3", worth=0.02, flops=64).why
@@ -66,15 +66,15 @@ class TuneReport(Exported):
             prediction last.
         candidates: The number of operations that could have been kept.
         runs: The number of policies that were tried.
-        tolerance: The tolerance.
-        loss: The loss in float32, the mean over the batches: the unit of ``worth``. None for a
-            function without one, and if the first policy was good enough.
-        undetermined: The number of arrays that float32 itself does not determine to the tolerance,
-            which have only to be finite.
+        tolerance: The largest accepted relative error.
+        loss: The loss in float32, the mean over the batches, which the changes in ``worth`` refer
+            to. None if the function has no loss, or if the first policy passed.
+        undetermined: The number of arrays that float32 itself does not determine to the tolerance:
+            they only have to be finite.
         unpredicted: The number of operations without a prediction: those in derivative rules, or
             before a ``while``.
-        refused: The error of JAX for a function that it cannot differentiate, so that nothing is
-            predicted; else ``""``.
+        refused: The error of JAX if it cannot differentiate the function, so that no operation has
+            a prediction; else ``""``.
         error_before: The error of the policy that the search started from.
         error_after: The error of the policy that was found.
 
@@ -117,7 +117,7 @@ class TuneReport(Exported):
         return cut(f"{self.name}: {kept} in float32, {counted(self.runs, 'run')}")
 
     def __str__(self) -> str:
-        """Returns the result in a line, the errors, and a table of the operations in float32."""
+        """Returns the summary, the errors, and a table of the operations in float32."""
         facts = {
             "error": f"{self.error_before:.3g} before, {self.error_after:.3g} now, "
             f"tolerance {self.tolerance:g}"
