@@ -41,7 +41,7 @@ Images: TypeAlias = Mapping[Any, Mapping[Any, Made]]
 _CONTRACTS = having("contracts")
 _JOINS = having("joins")
 _MOVES = having("moves") | _JOINS | {"convert_element_type", "neg", "reduce_window_sum", "div"}
-_MULTIPLIES = _CONTRACTS | {"mul"}
+_LINEAR = _MOVES | _CONTRACTS | {"mul", "sub"}
 _MAX_IMAGES = 8
 
 
@@ -60,11 +60,12 @@ def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
     pairs = zip(jaxpr.invars, inputs, strict=True)
     found: dict[Any, Mapping[Any, Made]] = {v: dict(m.images) for v, m in pairs if m.images}
     for eqn in jaxpr.eqns:
-        if is_call(eqn):
+        if eqn.primitive.name in _LINEAR:
+            if made := _of_result(eqn, all_marks, found):
+                found.update(dict.fromkeys(eqn.outvars, made))
+        elif is_call(eqn):
             given = with_images(eqn, given_to(eqn, all_marks, moved), found)
             found.update(_returned(eqn, given, found, memo))
-        elif made := _of_result(eqn, all_marks, found):
-            found.update(dict.fromkeys(eqn.outvars, made))
     memo[key] = found
     return found
 
@@ -141,8 +142,6 @@ def _of_result(eqn: JaxprEqn, all_marks: AllMarks, images: Images) -> Mapping[An
         return (
             {} if len(first) > _MAX_IMAGES else {v: m for image in first for v, m in image.items()}
         )
-    if name not in _MULTIPLIES | {"sub"}:
-        return {}
     a, b = [image_of(v, images) for v in eqn.invars[:2]]
     ma, mb = lookup(all_marks, eqn.invars[:2])
     if name == "sub":

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import jax.numpy as jnp
 import numpy as np
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
@@ -23,6 +22,7 @@ from .marks import (
     REARRANGES,
     WHOLE_NUMBER,
     Marks,
+    is_real,
     marks_of_contraction,
     marks_of_result,
     sign_of,
@@ -72,11 +72,11 @@ def lookup(all_marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
 
 
 def _of_number(literal: Literal) -> Marks:
-    val, dtype = literal.val, aval_of(literal).dtype
-    if not (jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b") or np.iscomplexobj(val):
+    val, aval = literal.val, aval_of(literal)
+    if not is_real(aval.dtype):
         return NUMBER
-    is_whole = all([float(x).is_integer() for x in np.ravel(val)])
-    return WHOLE_NUMBER if is_whole else NUMBER
+    numbers = np.ravel(val) if aval.shape else (val,)
+    return WHOLE_NUMBER if all([float(x).is_integer() for x in numbers]) else NUMBER
 
 
 def _of_equal(eqn: JaxprEqn, marks: Sequence[Marks], memo: Memo) -> Marks:

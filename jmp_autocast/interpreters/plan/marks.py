@@ -22,10 +22,10 @@ after a product helps: `exp(s) @ v / exp(s).sum()` was infinite.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 
 from ..compat import Atom, JaxprEqn, Literal, assumed_size, aval_of
@@ -232,10 +232,17 @@ class Operands(NamedTuple):
 
 def sign_of(literal: Literal) -> int:
     """Returns the sign of a number, 0 if it is complex or a `float0`."""
-    dtype = aval_of(literal).dtype
-    has_none = dtype == jax.dtypes.float0 or jnp.issubdtype(dtype, jnp.complexfloating)
+    if not is_real(aval_of(literal).dtype):
+        return 0
     # The comparison of a NaN of bfloat16 warns in NumPy, that of a Python float does not.
-    return 0 if has_none else -1 if float(literal.val) < 0 else 1
+    return -1 if float(literal.val) < 0 else 1
+
+
+@functools.cache
+def is_real(dtype: Any) -> bool:
+    """Returns whether a dtype is that of real numbers or bools."""
+    is_number = jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"
+    return is_number and not jnp.issubdtype(dtype, jnp.complexfloating)
 
 
 # --- how the marks of operands are joined -------------------------------------------------------
