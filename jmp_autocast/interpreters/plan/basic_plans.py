@@ -47,7 +47,7 @@ _WHOLE = having("whole")
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
-# # Equal states share one object: a program of many equations has few different states.
+# Equal states share one object: a program of many equations has few different states.
 _computed = functools.lru_cache(ValueState)
 
 
@@ -74,7 +74,7 @@ def in_dtype(ctx: Context, target: np.dtype, reason: Reason) -> EquationPlan:
     declared = all(aval_of(ctx.eqn.invars[i]).dtype == target for i in ctx.floats)
     unchanged = declared and not any(operands)
     results = tuple(
-        # # If the operands keep their dtypes, so do the results, such as a float32 statistic of a
+        # If the operands keep their dtypes, so do the results, such as a float32 statistic of a
         # 16-bit attention kernel, or a result in the user's preferred_element_type.
         _computed(dtype if unchanged else target)
         if (dtype := ctx.declared(v)) is not None
@@ -90,12 +90,12 @@ def _bound(ctx: Context, target: np.dtype) -> Action:
     if ctx.name in _REDISPATCHED and aval_of(ctx.eqn.invars[0]).dtype != target:
         return Redispatch()
     replicates = ()
-    # # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
+    # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
     # that sum stops growing at 256 times its first term: a row gathered 8,192 times had a gradient
     # of 4.0 instead of 81.92. A value that is known at trace time has no gradient.
     if ctx.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in ctx.floats if ctx.given[i].known_value is None]
-        # # In a collective such as an all-gather, only float32 weights get a float32 sum: 16-bit
+        # In a collective such as an all-gather, only float32 weights get a float32 sum: 16-bit
         # activations have 16-bit cotangents.
         if ctx.name in _TRAVELS:
             unknown = [i for i in unknown if ctx.given[i].dtype == FLOAT32]
@@ -196,7 +196,7 @@ def without_floats(ctx: Context) -> EquationPlan:
     bound = coordinate_bound(ctx.name, ctx.given, range(len(ctx.given))) if ctx.given else None
     if ctx.name == "iota":
         bound = largest_index(reading.iota_length(ctx.eqn))
-    # # Positions are integers before they are cast to floats: their bound is kept until a product
+    # Positions are integers before they are cast to floats: their bound is kept until a product
     # reads them.
     source = Source.DATA if ctx.name == "iota" else None
     results = tuple(
@@ -215,7 +215,7 @@ def move_source(ctx: Context, i: int) -> EquationPlan:
     """
     state = ctx.given[i]
     assert state.source is not None
-    # # The elements are the same, so their facts (kind, value, bound, range) stay true. Rows that a
+    # The elements are the same, so their facts (kind, value, bound, range) stay true. Rows that a
     # gather looks up in a parameter are activations, and count as data, which votes at full size.
     is_lookup = ctx.name == "gather" and state.source is Source.PARAM
     source = Source.DATA if is_lookup else state.source

@@ -27,7 +27,7 @@ def read_low(
         sources: The kinds of sources that may be cast, with None for computed values.
     """
 
-    # # A known value is cast at trace time. Sources are not cast by default: each use of one is a
+    # A known value is cast at trace time. Sources are not cast by default: each use of one is a
     # view of its 16-bit copy.
     def is_cast(state: ValueState, use: Use) -> bool:
         may_be = state.source in sources and state.known_value is None
@@ -36,7 +36,7 @@ def read_low(
     uses: Sequence[Use] = demands_behind_moves(inner) if isolates(ctx.eqn) else inner.uses
     casts = list(map(is_cast, ctx.given, uses))
     if any(casts) and not isolates(ctx.eqn):
-        # # `inner.uses` leaves out comparisons, which accept either dtype. A comparison would read
+        # `inner.uses` leaves out comparisons, which accept either dtype. A comparison would read
         # float32 if the call were inlined: an operand with such a read is not cast.
         reads = demands_behind_moves(inner)
         casts = [cast and not read & Use.FULL for cast, read in zip(casts, reads, strict=True)]
@@ -64,7 +64,7 @@ def demands_behind_moves(plan: Plan) -> list[Use]:
         if isinstance(equation.action, Move) and moved:
             inputs.update(dict.fromkeys(eqn.outvars, moved[0]))
             continue
-        # # A call reads an operand in the dtype that it is cast to, and as its bodies read it.
+        # A call reads an operand in the dtype that it is cast to, and as its bodies read it.
         dtypes = equation.operands if equation.inner else equation.reads
         reads = [Use.of(dtype) for dtype in dtypes]
         for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
@@ -87,8 +87,8 @@ def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
         inner: The plan of the body, whose inputs are the operands.
         ctx: The equation.
     """
-    # # The operands of a checkpoint are residuals and stay in 16 bits, and so do values that are
-    # sent to devices or the host.
+    # The operands of a checkpoint are residuals and stay in 16 bits, and so do values that are sent
+    # to devices or the host.
     if not (is_plain_call(ctx.eqn) or has_rule(ctx.eqn)):
         return [None] * len(ctx.given)
 

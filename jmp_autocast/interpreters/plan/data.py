@@ -126,7 +126,7 @@ class ValueState:
     is_widened: bool = False
 
     def __hash__(self) -> int:
-        # # States are hashed for each equation. Two fields are enough: few states differ in others
+        # States are hashed for each equation. Two fields are enough: few states differ in others
         # alone.
         return hash((self.dtype, self.known_value))
 
@@ -169,7 +169,7 @@ class Use(enum.Flag):
         return cls.LOW if is_16_bit(dtype) else cls.FULL
 
 
-# # A look-up is faster than the operators of `enum.Flag`.
+# A look-up is faster than the operators of `enum.Flag`.
 _USES = tuple(map(Use, range(4)))
 
 
@@ -359,7 +359,7 @@ class Stored:
 _OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit
 Action = _OfArrays | Move | Inside | Stored
 
-# # Most equations of a program have one of these two actions, and share these objects.
+# Most equations of a program have one of these two actions, and share these objects.
 KEEP = Keep()
 BIND = Bind()
 
@@ -401,8 +401,7 @@ class EquationPlan:
 
     @property
     def reads(self) -> tuple[np.dtype | None, ...]:
-        """The dtype in which the equation reads each operand, None for an operand that is no
-        float."""
+        """The dtype in which the equation reads each operand, None for a value that is no float."""
         if isinstance(self.action, Emit) and self.action.reads:
             return self.action.reads
         pairs = zip(self.operands, self.given, strict=True)
