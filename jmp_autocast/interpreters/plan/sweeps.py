@@ -60,7 +60,7 @@ class Sweeps:
         self._results: list[tuple[ValueState, ...]] = []  # of the last forward sweep
         self._requests: dict[int, tuple[Request, ...]] = {}
         self._call_requests: dict[int, list[tuple[Request, ...]]] = {}  # all to each call
-        self._shared: dict[int, frozenset[int]] = {}  # those that other consumers widen
+        self._shared: dict[int, frozenset[int]] = {}  # operands that other consumers widen
         self._moved: set[int] = set()  # calls with other results than in the last forward sweep
 
     def run(self) -> tuple[list[EquationPlan], Mapping[Any, ValueState], Found]:
