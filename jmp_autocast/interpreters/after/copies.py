@@ -39,7 +39,7 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
     Args:
         eqn: The equation.
         plan: Its plan.
-        known: The copies of the plans that were looked at.
+        known: A cache of the copies of each plan, by the plan's id.
     """
     if not plan.inner or holds_rules(eqn):
         return ()
@@ -80,7 +80,7 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
 
     Args:
         plan: The plan of the jaxpr.
-        known: The copies of the plans that were looked at.
+        known: A cache of the copies of each plan, by the plan's id.
     """
     if id(plan) in known:
         return known[id(plan)]

@@ -192,7 +192,7 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
 
 
 def without_floats(ctx: Context) -> EquationPlan:
-    """Returns the plan of an equation without floats: no casts, but a bound of its coordinates."""
+    """Returns the plan of an equation without floats, and the bound of its integer coordinates."""
     bound = coordinate_bound(ctx.name, ctx.given, range(len(ctx.given))) if ctx.given else None
     if ctx.name == "iota":
         bound = largest_index(reading.iota_length(ctx.eqn))
@@ -211,7 +211,8 @@ def without_floats(ctx: Context) -> EquationPlan:
 def move_source(ctx: Context, i: int) -> EquationPlan:
     """Returns the plan of a data movement of source ``i``: the result is a source as well.
 
-    For 16-bit consumers, the small 16-bit copy of the operand is moved.
+    For 16-bit consumers, the rewriter moves the operand's 16-bit copy, which may be smaller than
+    the result.
     """
     state = ctx.given[i]
     assert state.source is not None

@@ -16,7 +16,7 @@ from .data import Context, Move, Plan, Source, Use, ValueState
 def read_low(
     inner: Plan, ctx: Context, sources: Sequence[Source | None] = (None,)
 ) -> list[np.dtype | None]:
-    """Returns the casts of float32 operands that the body reads in 16 bits only.
+    """Returns the casts to 16 bits of float32 operands that the body reads in 16 bits only.
 
     A cast before a call is shared with other consumers of the operand, and halves the residuals of
     the call. A cast before a loop runs once.
@@ -80,8 +80,8 @@ def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
 
     One cast before the call serves all these consumers, and their cotangents are added in float32.
     A batch norm subtracts the mean of the operand of `jnp.var`, and the two cotangents nearly
-    cancel: rounded before the sum, they made the gradient of the previous layer 2.5 % wrong in
-    bfloat16; added in float32, 0.17 %.
+    cancel. If they are rounded before the sum, the gradient of the previous layer is 2.5 % off in
+    bfloat16, and else 0.17 %.
 
     Args:
         inner: The plan of the body, whose inputs are the operands.

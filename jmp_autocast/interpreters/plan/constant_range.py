@@ -32,7 +32,7 @@ class Found(NamedTuple):
         is_clamped: A finite element is beyond the largest bfloat16 number.
         rounds: The compute dtypes that round an element between `NEAR` and `BOUND`.
         is_stencil: Its elements, or those of each filter in it, add up to 0.
-        is_even: Four or more elements along an axis are evenly spaced: positions.
+        is_even: Four or more elements along an axis are evenly spaced, as positions are.
         has_both_signs: Some elements are positive and some negative: they form no average.
         holds_whole: The compute dtypes that hold all elements exactly; None if an element has a
             fraction.
@@ -117,9 +117,10 @@ def _range_of(array: np.ndarray) -> Found:
 
 
 def _is_stencil(array: np.ndarray) -> bool:
-    """Whether a vector adds up to 0, each row or each column of a matrix, or a filter of a bank.
+    """Whether the elements of an array add up to 0.
 
-    One filter of a bank is enough: the other filters of a wavelet are averages.
+    A matrix counts if each row or each column adds up to 0. A bank of filters counts if one filter
+    does: the other filters of a wavelet are averages.
     """
     if array.ndim < 2:
         return bool(_adds_up_to_0(array.reshape(1, -1)).all())

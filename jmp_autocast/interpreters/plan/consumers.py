@@ -136,7 +136,8 @@ class Consumers:
         if granted is not None:
             return next(request.use for request in granted if request.use)
         if all([state.dtype is None for state in plan.results]):
-            # A comparison or an index is exact enough in either dtype, unless it ranks.
+            # An equation without float results, such as a comparison, accepts either dtype, unless
+            # the policy keeps its dtypes.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Use.FULL if kept else Use.NONE
         # An equation that is computed in float32 and rounded once, here or by the program, reads

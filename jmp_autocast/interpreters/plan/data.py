@@ -307,7 +307,7 @@ class Contract:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Redispatch:
-    """The equation holds a jaxpr of a fixed dtype, as a scatter's update, and is traced anew."""
+    """The equation holds a jaxpr of a fixed dtype (a scatter's update), and is traced anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -334,8 +334,8 @@ class Emit:
         name: Its name in reports.
         copies: Pairs (operand, key) of the copies that the function takes.
         as_they_are: Operands that are not cast, because the function reads their copies.
-        reads: The dtype in which the function reads each operand; empty if the plan's operand
-            dtypes are right.
+        reads: The dtype in which the function reads each operand; empty if it reads each in its
+            dtype after the plan's casts.
     """
 
     function: Callable[..., Any]
@@ -426,7 +426,7 @@ class Plan:
         requests: The request for each output.
         equations: A plan per equation, in program order.
         outputs: The facts about each output, after the casts to ``output_dtypes``.
-        output_dtypes: The dtype that each output is cast to on return, None for "unchanged".
+        output_dtypes: The dtype that each output is cast to on return, None for no cast.
         uses: In which dtypes the equations read each input.
         fulls: How many equations read each input in float32, counted up to two.
         identity: The rewritten jaxpr is the jaxpr itself.

@@ -309,8 +309,7 @@ def _origins(
     """Returns, for each output, the inputs that reach it.
 
     The path of a ``cheap`` input has no matmul and no damping function. The path of a ``layered``
-        input has a matmul whose other operand comes from a parameter.
-    whose other operand comes from a parameter.
+    input has a matmul whose other operand comes from a parameter.
 
     Args:
         body: The body of a loop, or of a call in it.
