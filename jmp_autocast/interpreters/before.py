@@ -110,7 +110,7 @@ def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
 
 
 def _number(eqn: JaxprEqn) -> int | None:
-    """Returns the position of the number in a product of a float and a number, None without one."""
+    """Returns the position of the integer or bool in a product with a float, None without one."""
     dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
     for i in (0, 1):
         of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
@@ -195,8 +195,8 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
             continue
         inner = body_of(called(eqn))
         inside = dict(zip(inner.invars, operands, strict=True))
-        # A user's rule may close over variables, so that those of the call are kept, and those of
-        # its body if it is inlined once.
+        # A user's rule may close over variables. So the call's results keep theirs, and so do
+        # values in its body, unless it is inlined twice.
         for out, v in zip(eqn.outvars, inner.outvars, strict=True):
             if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
                 inside[v] = out

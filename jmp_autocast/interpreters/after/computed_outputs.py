@@ -52,7 +52,7 @@ def computed_requests(
         inputs: The state of each input.
         requests: The requests so far.
     """
-    # At level "tensor_cores" float32 is the user's choice, not a list's.
+    # At level "tensor_cores" the user has chosen float32: PyTorch's lists do not apply.
     if planner.policy.level == "tensor_cores":
         return list(requests)
     consumed = [dataclasses.replace(request, needs=int(Need.LEADS)) for request in requests]
@@ -120,7 +120,7 @@ def _is_free(state: ValueState, variable: Atom) -> bool:
 def _torch_dtype(
     origin: str, eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Other], compute_dtype: np.dtype
 ) -> _Other:
-    """Returns the dtype in which PyTorch returns the result of an equation, None if in its own.
+    """Returns the dtype in which PyTorch returns the result of an equation, None for the plan's.
 
     Args:
         origin: The origin of the primitive's rule, from `known_rule`.

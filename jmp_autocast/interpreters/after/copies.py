@@ -65,7 +65,8 @@ def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: Cop
     own copies.
     """
     if eqn.primitive.name in _LOOPS:
-        # A stored encoding is passed in as it is stored, also in slices.
+        # A loop takes copies of its constants, and slices of a copy if the tag of the source allows
+        # it.
         return i < body.fixed or (state.tag is not None and state.tag.gives(key))
     if state.loop_invariant or isinstance(key, np.dtype):
         return state.loop_invariant

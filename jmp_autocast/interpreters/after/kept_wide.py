@@ -25,12 +25,12 @@ _CONTRACTS = having("contracts")
 # of the time. Less than a million FLOPs take microseconds at either rate.
 LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
 # Precisions count only if they keep half of the FLOPs: umt5 of bonsai 0.1.0 sets HIGHEST for each
-# of its products, and a Gaussian process on a network's features for some.
+# of its products, and a Gaussian process on a network's features for some of them.
 LEAST_SHARE_OF_REQUESTS = 0.5
 
 
 def is_guard(code: ReasonCode) -> bool:
-    """Returns whether a reason code is that of a guard; a precision that the user sets is none."""
+    """Returns whether a reason code is that of a guard; a user's precision is no guard."""
     return code is ReasonCode.COORD or code is ReasonCode.LITERAL
 
 
@@ -104,7 +104,7 @@ def warnings_of(plan: Plan, name: str, compute_dtype: Any) -> Iterator[str]:
 
 
 def kernels_in(plan: Plan) -> KeptWide | None:
-    """Returns the kernels that keep float32, None where none does.
+    """Returns the kernels that keep float32, None if there are none.
 
     Args:
         plan: The plan of a whole program.

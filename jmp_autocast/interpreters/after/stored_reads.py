@@ -31,7 +31,7 @@ class Copied:
 
 
 Read: TypeAlias = np.dtype | Copied
-"""How an equation reads an operand."""
+"""How an equation reads an operand: in a dtype, or through an encoded copy."""
 
 
 Roots = frozenset[Root]
@@ -42,7 +42,7 @@ _WHOLE = having("whole")
 
 
 def read_dtypes(plan: Plan) -> list[set[Read]]:
-    """Returns the dtypes in which a program reads each float32 input, moves followed.
+    """Returns the dtypes in which a program reads each float32 input, also after moves.
 
     `Plan.uses` leaves out reads that accept either dtype, such as comparisons. Here each read
     counts: an input with bfloat16 reads only may be rounded beforehand.
@@ -101,7 +101,7 @@ def _cast(
 
 
 def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool:
-    """Whether the results only hold elements of operands, which are not cast.
+    """Whether each element of the results is an element of an operand that is not cast.
 
     Rounding commutes with such an equation, so that it counts as no read. A sort commutes as well,
     but it reorders other operands along with its keys.

@@ -173,8 +173,8 @@ def _walk(
         held = bodies(eqn) if equation.inner else ()
         outputs: list[Origin] = []
         for inner, body in zip(equation.inner, held, strict=True):
-            # A body that is planned once and called 96 times is visited 96 times: each call has
-            # rows.
+            # A body that is planned once and called 96 times is visited 96 times: reports have rows
+            # for each call.
             given_inside = entering(body, given, index)
             more = times * body.repeats
             outputs = _walk(inner, given_inside, visits, path, depth + 1, more)

@@ -114,7 +114,7 @@ def _has_no_floats(ctx: Context) -> EquationPlan | None:
 
 
 def _moves_a_source(ctx: Context) -> EquationPlan | None:
-    """A move of a source is planned in the dtype of the source, which is cast for its consumers."""
+    """A move of a source returns a source of the same dtype, which each consumer casts."""
     # Whether the result has 16-bit consumers is not known yet. For them the rewriter moves the
     # 16-bit copy instead.
     if len(ctx.floats) == 1:
@@ -237,8 +237,8 @@ def _lower(ctx: Context, guarded: bool) -> EquationPlan:
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; the only errors
     # are the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(ctx, ctx.compute_dtype, _LOW)
-    # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if they
-    # have 16 bits.
+    # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if the
+    # operands have 16 bits.
     declared_low = all(aval_of(ctx.eqn.invars[i]).dtype == ctx.compute_dtype for i in ctx.floats)
     if contracts and declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
         results = tuple(ValueState(FLOAT32) for _ in plan.results)
@@ -347,7 +347,7 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
 
 
 def _is_needed(ctx: Context) -> EquationPlan | None:
-    """A contraction is float32 if a consumer needs its digits: `OF_PRODUCTS`, or an index.
+    """A contraction is float32 if a consumer needs its digits: a decomposition, an index.
 
     Without this guard, 98 % of the cells of a mixed-radix quantizer were wrong. `needs.ROWS` has
     the errors for other consumers.
@@ -394,7 +394,7 @@ GUARDS: tuple[Link, ...] = (
 
 
 def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan, for a 16-bit matmul with float32 gradients of its sources.
+    """Returns the plan; a 16-bit matmul returns the gradients of its sources in float32.
 
     A convolution keeps its plan: XLA's GPU backend runs one with a float32 result in float32.
     """
@@ -487,7 +487,7 @@ def _is_norm(ctx: Context) -> EquationPlan | None:
     Without this link, the squared norm of a vector with elements in the hundreds was infinite in
     float16.
     """
-    # A function of sources alone is a source, as in any other promotion.
+    # A function of sources alone is a source for its consumers, as in any other promotion.
     if all([state.source is not None for state in ctx.given]):
         return None
     return in_dtype(ctx, FLOAT32, _SQUARES) if reading.is_norm(ctx.eqn) else None

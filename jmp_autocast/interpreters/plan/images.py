@@ -1,9 +1,8 @@
 """Finds differences that cancel, because both operands are linear images of one array.
 
-A linear image is an array after moves, scales and contractions. A value less its average, ``x -
-blur(x)``, is a small difference of near numbers, and so is a covariance less its update by rank
-one, ``P - (P x)(x P) / s``. If 16-bit products compute the images, the difference keeps almost no
-digits.
+A linear image is an array after moves, scales and contractions. Small differences of near images
+are a value less its average, ``x - blur(x)``, and a covariance less its update by rank one, ``P -
+(P x)(x P) / s``. If 16-bit products compute the images, the difference keeps almost no digits.
 """
 
 from __future__ import annotations
@@ -103,7 +102,7 @@ def _numbers(eqn: JaxprEqn, images: Images) -> dict[Any, int]:
 
 
 def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
-    """Returns the arrays of which a value is an image: without any, the value itself."""
+    """Returns the arrays of which a value is an image, the value itself if there are none."""
     return {} if isinstance(v, Literal) else images.get(v) or {v: ITSELF}
 
 

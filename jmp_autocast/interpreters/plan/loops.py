@@ -172,7 +172,8 @@ def _carries(
     guess = _first_guess(declared, initial, accumulating, ctx.region, policy.data_abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
-        # The body may return a carry on trial in another dtype; a declared dtype is requested.
+        # A carry in its declared dtype is requested in it; a carry that is tried in 16 bits is
+        # requested in no dtype, to see which one the body returns.
         free = [Request(d if d == e else None) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
@@ -270,7 +271,7 @@ def _carry_reason(
     accumulating: frozenset[int],
     start: int,
 ) -> Reason:
-    """Returns why carries are float32; operand ``start`` is the initial value of the first one."""
+    """Returns why carries are float32; ``start`` is the position of the first initial value."""
     kept = [k for k, (d, e) in enumerate(zip(carries, declared, strict=True)) if e and d == e]
     if accumulated := [k for k in kept if k in accumulating]:
         cause = f"carries {accumulated} accumulate"

@@ -59,7 +59,7 @@ _OF_ALL = frozenset(
 
 
 class Marks(NamedTuple):
-    """How a value is computed. "Since" lists the operations that keep a mark.
+    """How a value is computed; "since then" names the operations that keep a mark.
 
     Args:
         summed: A sum of two computed values of the result's size; since then only cheap operations.
@@ -92,8 +92,8 @@ class Marks(NamedTuple):
             row's maximum is at most 0.
         same: A number for an input of a body: inputs with one number hold the elements of one
             array. 0 without such an alias.
-        images: For an input of a body, pairs of a number of an array and an `images.Made`: the
-            array of which this input is an image, and how it is computed.
+        images: For an input of a body: pairs of an array's number and an `images.Made`, for the
+            arrays of which this input is an image.
         whole: Numbers without a fraction, cast from integers or rounded to them; since then only
             moved, chosen, added up and multiplied with others with this mark.
         saturated: The result of a function with limits, such as a sigmoid or a tanh.
@@ -311,7 +311,7 @@ def _squares(it: Operands, mark: str) -> int:
         return squares // 2
     if squares == 1:
         return 2 if _power(it) == 2 else 0
-    # A root loses the mark in `y * std`: a deviation may scale other values than distances.
+    # The mark of a root ends in a product such as `y * std`, which may be no distance.
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 

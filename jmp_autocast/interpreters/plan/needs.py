@@ -1,8 +1,8 @@
 """Needs: backward facts about the consumers of a value, in one sweep from the last equation.
 
 Needs do not depend on dtypes: they are known before the plan, and pass into and out of a call, a
-checkpoint or a loop. Each row of `ROWS` has a need, the equations that have it, their operands
-concerned, and the primitives through which the need passes to producers.
+checkpoint or a loop. Each row of `ROWS` has a need, the equations that have it, a function that
+selects their operands, and the primitives through which the need passes to producers.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Requests of consumers to the producer of a value: a sweep from the last equation to the first.
 
-Example: ``exp(x - max(x))`` in float32 reads a difference. The difference of two 16-bit values
-would be computed in 16 bits, and its error multiplies the result of ``exp``; so the difference is
-requested in float32, which costs a cast that XLA fuses.
+Example: in ``exp(x - max(x))``, a float32 ``exp`` reads a difference of 16-bit values. By vote the
+difference would be 16-bit, and its error multiplies the result; so ``exp`` requests it in float32,
+which costs a cast that XLA fuses.
 
 An equation gets the request of the first function of `REQUESTS` that returns one, unless a function
 of `REFUSALS` refuses it. A call gets a request for each result, and its body is planned for these.
@@ -67,11 +67,10 @@ def _by_need(it: Producer) -> Request | None:
 
 
 def _by_all_consumers(it: Producer) -> Request | None:
-    """If all consumers read the other dtype, the producer follows: 16 bits move fewer bytes.
+    """If all consumers read the other dtype, the producer follows: float32 costs nothing then.
 
-    Float32 costs nothing if all consumers read it. A move does not count as one of these for a
-    value between products: raised, the residual stream of a ViT took over the layout of its patch
-    convolution, which cost 5 to 10 % of a TPU's step.
+    A value that is only moved on its way to a product is not raised: in float32, the residual
+    stream of a ViT took over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
     """
     use = it.reads.use
     if use not in (Use.LOW, Use.FULL):
@@ -116,8 +115,9 @@ def _cannot_follow(it: Producer, request: Request) -> bool:
     """Dtypes from a rule, a scope or the user stay, and so do ops that cost more than a cast."""
     code = it.plan.reason.code
     if request.use is Use.LOW:
-        # To lower an equation, each computed operand needs a cast, in place of one cast of the
-        # result. If the result is smaller, as a row of a buffer is, its cast is cheaper.
+        # Lowering replaces the cast of the result by a cast of each computed operand. It pays for
+        # one operand that is no larger than the result; a row of a buffer is smaller than the
+        # buffer.
         clears = it.ctx.name in _CLEARS and not (it.ctx.name in _MOVES and _shrinks(it.ctx.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     # Only equations that are 16-bit by vote are raised, not by a rule, a scope or the user. They
@@ -231,11 +231,11 @@ def _find_shared(
     Rounding commutes with ``neg``, ``max`` or a transpose, so that the cast may come before or
     after them. If it comes after them, each cotangent is rounded before it is added to those of the
     other consumers. In ``max(z, 0) - z * y + log1p(exp(-abs(z)))`` three cotangents nearly cancel
-    if a model is right: their sum is its error, ``sigmoid(z) - y``. In bfloat16 the gradient was 16
-    % off for labels that are 0.01 off, and 4 % for a contrastive loss, which reads logits and their
-    transpose. So a value with several float32 consumers is cast once, before them, as logits are by
-    hand and in PyTorch. A value with one float32 consumer, such as masked scores or an activation
-    before a norm, is not: it would become a float32 residual.
+    if a model is right: their sum is its error, ``sigmoid(z) - y``. In bfloat16 the gradient was
+    off by 16 % for labels that are 0.01 off, and by 4 % for a contrastive loss, which reads logits
+    and their transpose. So a value with several float32 consumers is cast once, before them, as
+    logits are by hand and in PyTorch. A value with one float32 consumer is not: masked scores, or
+    an activation before a norm, would become a float32 residual.
     """
     found: dict[int, tuple[Request, ...]] = {}
     shared: dict[int, frozenset[int]] = {}

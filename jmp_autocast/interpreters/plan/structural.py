@@ -173,8 +173,8 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
     """
     (body,), is_custom = bodies(ctx.eqn), has_rule(ctx.eqn)
     if is_custom:
-        # Products in the derivative rule are in the compute dtype: without tags, those of the
-        # function are in it as well.
+        # The derivative rule computes products in the compute dtype. So does the function, whose
+        # operands lose their tags.
         given = [dataclasses.replace(s, tag=None) if s.tag else s for s in ctx.given]
         ctx = ctx._replace(given=tuple(given))
     inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
@@ -199,7 +199,7 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
 
 
 def _may_lower_in_rule(ctx: Context) -> bool:
-    """Returns whether a rule of the user's own may have products where its function has none.
+    """Returns whether a user's derivative rule may have products that its function has not.
 
     In such a function, the forward pass is a kernel, or a product of 8-bit integers, and the
     backward pass is written in JAX. The rules of JAX's own functions have no products, except in
@@ -213,7 +213,7 @@ def _may_lower_in_rule(ctx: Context) -> bool:
 
 
 def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
-    """Plans an equation that runs one of its bodies, which share its results.
+    """Plans an equation, such as a `cond`, whose results come from one of its bodies.
 
     Bodies that disagree on the dtype of a result all return it in float32.
 
@@ -365,8 +365,8 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     # and then widened.
     use = Use.of(target)
     if use is Use.LOW and target != ctx.region.compute_dtype:
-        # Both uses: the producer is not rounded to the compute dtype, which lacks digits or range
-        # of `target`.
+        # With both uses, the producer is not rounded to the compute dtype, which lacks digits or
+        # range of `target`.
         use |= Use.FULL
     lowers = ctx.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None

@@ -23,7 +23,7 @@ from .requests import Found, find_requests
 from .structural import Plans
 from .value_facts import literal_state
 
-# How often a call may be planned again; the equations of an inlined call could be as often.
+# A call is planned again at most this often.
 _MAX_REQUESTS = 4
 
 

@@ -30,7 +30,7 @@ _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of th
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
-# In a sum with such a literal, a number of order one keeps no digit even in float32.
+# Beside a literal of this size, a summand of order one keeps no digit even in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
@@ -202,7 +202,8 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
         elif ctx.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
-            # A negative number is a mask in `select_n`, and a bound in a clip.
+            # In `select_n` a negative number is a mask, which takes no digits; in a clip it is a
+            # bound.
             lowest = NEAR if ctx.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
