@@ -167,6 +167,6 @@ def read_often(plan: Plan) -> frozenset[Any]:
                 read(v, dtype)
     for v, dtype in zip(plan.jaxpr.outvars, plan.output_dtypes, strict=True):
         read(v, dtype)
-    # All float32 consumers of a value share one cast, which has one cotangent.
+    # All float32 consumers of a value share one cast, and count as one read.
     reads.update(widened)
     return frozenset(v for v, count in reads.items() if count > _MAX_COUNT)

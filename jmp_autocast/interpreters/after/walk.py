@@ -60,7 +60,7 @@ def follow(
         inputs: Where each of its inputs comes from.
         constant: Where its constants and literals come from.
         step: Takes the index of an equation, the equation and where each operand comes from;
-            returns where each result does.
+            returns where each result comes from.
     """
     consts = [constant] * len(body_of(jaxpr).constvars)
     # No equation is bound, so no step needs the context of its equation.

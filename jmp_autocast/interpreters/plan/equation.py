@@ -394,7 +394,7 @@ GUARDS: tuple[Link, ...] = (
 
 
 def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan; a 16-bit matmul returns the gradients of its sources in float32.
+    """Returns the plan with a float32 gradient of each source that a 16-bit matmul reads.
 
     A convolution keeps its plan: XLA's GPU backend runs one with a float32 result in float32.
     """
@@ -487,7 +487,7 @@ def _is_norm(ctx: Context) -> EquationPlan | None:
     Without this link, the squared norm of a vector with elements in the hundreds was infinite in
     float16.
     """
-    # A function of sources alone is a source for its consumers, as in any other promotion.
+    # A later link, `_voters_decide`, makes a source of a function of sources alone.
     if all([state.source is not None for state in ctx.given]):
         return None
     return in_dtype(ctx, FLOAT32, _SQUARES) if reading.is_norm(ctx.eqn) else None
@@ -508,7 +508,7 @@ def _readers_agree(ctx: Context) -> EquationPlan | None:
 
 
 def _voters_decide(ctx: Context) -> EquationPlan | None:
-    """As in PyTorch and NumPy, the widest voter sets the dtype; `_of_sources` if there is none."""
+    """The widest voter sets the dtype, as in PyTorch; without voters, `_of_sources` plans."""
     given, floats = ctx.given, ctx.floats
     votes = voters(ctx)
     if not votes:

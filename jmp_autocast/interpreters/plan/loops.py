@@ -164,7 +164,7 @@ def _carries(
     accumulating: frozenset[int],
     plan_body: Callable[..., Plan],
 ) -> tuple[list[np.dtype | None], Reason]:
-    """Returns the dtype of each carry of a scan, and the reason of the float32 carries."""
+    """Returns the dtype of each carry of a scan, and a reason if any carry is float32."""
     start, count = body.fixed, len(body.carries)
     initial = ctx.given[start : start + count]
     variables = body_of(body.jaxpr).invars[start : start + count]

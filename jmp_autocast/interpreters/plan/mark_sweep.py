@@ -216,7 +216,7 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
 
     marks = marks_of(jaxpr, inputs, memo)
     shapes = {aval_of(v).shape for v, m in marks.items() if m.exponential}
-    # A carry is a sum of exponentials if the body returns it as one whenever it takes it as one.
+    # A carry of such a shape is exponential if, marked so on entry, the body returns it marked so.
     sums = frozenset(
         i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
     )

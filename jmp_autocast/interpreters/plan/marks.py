@@ -311,7 +311,7 @@ def _squares(it: Operands, mark: str) -> int:
         return squares // 2
     if squares == 1:
         return 2 if _power(it) == 2 else 0
-    # The mark of a root ends in a product such as `y * std`, which may be no distance.
+    # `y * std` loses the mark: the root of a sum of squares is no distance there.
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 

@@ -181,8 +181,8 @@ class _Picking:
         """
         for v in self._narrow.intersection(variables):
             state, full = self._states[v], ValueState(FLOAT32)
-            # Cotangents are rounded in the same way, so that the copies have float32's exponent:
-            # with the five bits of float16's exponent, small cotangents became 0.
+            # The derivative rounds cotangents in the same way, so the exponent has float32's bits:
+            # with the five bits of float16, small cotangents became 0.
             bits = {
                 "exponent_bits": jnp.finfo(FLOAT32).nexp,
                 "mantissa_bits": jnp.finfo(state.dtype).nmant,

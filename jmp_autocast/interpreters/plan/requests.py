@@ -99,7 +99,8 @@ def _is_stream(it: Producer, request: Request) -> bool:
     if not is_stream(it.ctx):
         return False
     if it.ctx.policy.data_abstains:
-        # A stream that is computed in float32 and then rounded may stay float32 for its consumers.
+        # A stream that would be computed in float32 and rounded (`rounded_stream`) follows its
+        # consumers.
         return not it.plan.casts
     return request.use is Use.FULL and not it.ctx.need & HARMED
 
@@ -149,8 +150,8 @@ class Found(NamedTuple):
     """The result of a sweep.
 
     Args:
-        requests: For the index of an equation, the requests for its results.
-        shared: For the index of an equation with bodies, the operands that other consumers also
+        requests: The requests for the results of an equation, by its index.
+        shared: The operands of an equation with bodies, by its index, that other consumers also
             read in float32.
         uses: How the equations, once they follow their requests, read each input of the jaxpr.
         fulls: How many equations read each input in float32, counted up to two.
