@@ -459,7 +459,7 @@ def _is_accumulator(ctx: Context) -> EquationPlan | None:
 
 
 def _derivative_leaves(ctx: Context) -> EquationPlan | None:
-    """An equation whose derivative may exceed float16 runs in float32, and is rounded once.
+    """An equation whose derivative may leave float16's range is float32, and rounded once.
 
     Without this link, a gradient of linear attention was off by 20 times its size, and the gradient
     of a GELU was NaN.

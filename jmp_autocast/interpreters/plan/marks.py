@@ -65,8 +65,8 @@ class Marks(NamedTuple):
         summed: A sum of two computed values of the result's size; since then only cheap operations.
         factors: The number of products of values of the result's size behind it, up to two.
         convolved: The result of a convolution; since then only elementwise operations.
-        scaled: The last elementwise operation multiplies by a given value: the value may be small
-            beside other summands.
+        scaled: A given factor scales it, and nothing has shifted it since: it may be small beside
+            other summands.
         spread: The number of elements before a broadcast, as of a bias; 0 without a broadcast.
         given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter; 3
             for a literal, or a function of literals alone.

@@ -199,7 +199,7 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
 
 
 def _may_lower_in_rule(ctx: Context) -> bool:
-    """Returns whether a user's derivative rule may have products that its function has not.
+    """Returns whether a rule of the user's own may have products that its function has not.
 
     In such a function, the forward pass is a kernel, or a product of 8-bit integers, and the
     backward pass is written in JAX. The rules of JAX's own functions have no products, except in
