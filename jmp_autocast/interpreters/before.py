@@ -1,18 +1,19 @@
 """Prepares a jaxpr for planning: from jaxpr to jaxpr, independent of mixed precision.
 
-Each pass takes the equations of one jaxpr, and knows only declared dtypes.
+Each pass rewrites the equations of one jaxpr, and depends on declared dtypes only.
 
-**Numbers are cast.** Integers and bools that a product multiplies by floats: masks, one-hot rows,
-counts. ``jnp.matmul`` traces a product of int8 and float32 as one equation, without a cast. JAX
-computes it in float32, where matrix units multiply 16 bits. With the cast it is a product like any
-other, as ``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w`` writes it, of the same bits.
+**Numbers are cast** to floats before a product with floats: masks, one-hot rows, counts.
+``jnp.matmul`` traces a product of int8 and float32 as one equation, without a cast, which JAX
+computes in float32, although matrix units multiply 16 bits. With the cast it is a product like any
+other, with the same bits as ``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w``.
 
-**Calls at picks are inlined**, between a value and the elements that are picked from it. A cross
-entropy reads one log-probability a row. The picked element of ``logits - max - log(sum)`` is that
-of ``logits``, less the maximum and the logarithm of its row: so it is picked first, then computed.
-A TPU stores the operand of a gather: 1.65 GB of float32 log-probabilities for 8 x 1024 tokens of a
-vocabulary of 50,257, half of the memory of a step of a GPT with two layers. The plan decides which
-equations are in float32, and so which elements are picked first: `plan/picked_first.py`.
+**Calls at picks are inlined**: the calls between a gather and the value whose elements it picks. A
+cross entropy reads one log-probability a row. The picked element of ``logits - max - log(sum)`` is
+the picked element of ``logits``, less the maximum and the logarithm of its row: so the plan picks
+first, then computes. A TPU stores the operand of a gather: 1.65 GB of float32 log-probabilities for
+8 x 1024 tokens of a vocabulary of 50,257, half of the memory of a step of a GPT with two layers.
+The plan decides which equations are in float32, and so which elements are picked first:
+`plan/picked_first.py`.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
 
 
 def _number(eqn: JaxprEqn) -> int | None:
-    """Returns the factor that is a cast integer if the other is a float with the result's type."""
+    """Returns the position of the integer or bool in a product with a float, None without one."""
     dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
     for i in (0, 1):
         of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
@@ -147,7 +148,7 @@ def _is_open(eqn: JaxprEqn) -> bool:
 
 
 def _picked_through(calls: dict[int, Any]) -> set[int]:
-    """Returns the calls with a gather inside from a value computed outside.
+    """Returns the calls whose body picks from a value that is computed outside.
 
     If the gather stays inside, the whole outer value and its gradient have to exist.
     """
@@ -194,8 +195,8 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
             continue
         inner = body_of(called(eqn))
         inside = dict(zip(inner.invars, operands, strict=True))
-        # A user's rule may close over the variables, so they are kept: those of the call, and
-        # those in its body if it is inlined once.
+        # A user's rule may close over variables. So the call's results keep theirs, and so do
+        # values in its body, unless it is inlined twice.
         for out, v in zip(eqn.outvars, inner.outvars, strict=True):
             if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
                 inside[v] = out

@@ -1,10 +1,10 @@
 """The dtypes in which PyTorch would return the outputs of a program.
 
-Precision and type differ in two cases. PyTorch computes unlisted ops in float32 and rounds the
-result to the dtype of the operands (an ELU, a variance, an arc tangent); rounding here as well
-would cost the consumers digits. Ops that it lists as float32 may stay in 16 bits if the consumers
-lose nothing (a power before a matmul). So such a value keeps the dtype that is best for its
-consumers, and this module finds the dtype for a caller with ``output_dtype="computed"``.
+The dtypes of a plan differ from PyTorch's in two cases. If PyTorch computes an unlisted op in
+float32 and rounds the result to the dtype of the operands (an ELU, a variance, an arc tangent), the
+plan may keep float32, so that consumers lose no digits. If PyTorch lists an op as float32, the plan
+may keep 16 bits, if consumers lose nothing (a power before a matmul). This module finds PyTorch's
+dtypes for a caller with ``output_dtype="computed"``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from .walk import follow
 
 _Other: TypeAlias = np.dtype | None
 
-# Float32 because the readers lose digits otherwise: PyTorch, which sees no readers, rounds these.
+# Reasons for float32 that are needs of consumers: PyTorch, which knows no consumers, rounds.
 _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
 _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
@@ -52,14 +52,14 @@ def computed_requests(
         inputs: The state of each input.
         requests: The requests so far.
     """
-    # At level "tensor_cores" float32 is the user's choice, not a list's.
+    # At level "tensor_cores" the user has chosen float32: PyTorch's lists do not apply.
     if planner.policy.level == "tensor_cores":
         return list(requests)
     consumed = [dataclasses.replace(request, needs=int(Need.LEADS)) for request in requests]
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
     dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
-    # A product that consumes it would keep a float32 output in 16 bits until its cast.
+    # With the need of a product, a float32 output would be computed in 16 bits before its cast.
     return [
         w if d is None else dataclasses.replace(w, dtype=d, needs=w.needs if is_16_bit(d) else 0)
         for w, d in dtypes
@@ -120,10 +120,10 @@ def _is_free(state: ValueState, variable: Atom) -> bool:
 def _torch_dtype(
     origin: str, eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Other], compute_dtype: np.dtype
 ) -> _Other:
-    """Returns the dtype in which PyTorch returns the result of an equation, None if in its own.
+    """Returns the dtype in which PyTorch returns the result of an equation, None for the plan's.
 
     Args:
-        origin: The origin of the primitive's rule, from `Region.rule_of`.
+        origin: The origin of the primitive's rule, from `known_rule`.
         eqn: The equation.
         plan: Its plan.
         given: The dtype of each operand in PyTorch, None for that of the plan.

@@ -18,7 +18,7 @@ from ..primitives.traits import having
 from .walk import Root, follow
 
 Copies: TypeAlias = tuple[tuple[int, CopyKey], ...]
-"""Pairs (input, key): a source, and in what it is read."""
+"""Pairs (input, key): the position of a source, and the key of a copy that is read."""
 
 _WHOLE = having("whole")
 _LOOPS = frozenset(("scan", "while"))
@@ -27,19 +27,19 @@ _LOOPS = frozenset(("scan", "while"))
 # the gradient of a normalized weight.
 _MAX_COUNT = 7
 
-# An earlier `autocast` emitted these: the gradient goes to the source, not to the 16-bit copy.
+# An inner `autocast` has emitted these; they pass the gradient to the source, not to the copy.
 _REWRITTEN = frozenset(("source_view", "accumulate"))
 
 
 def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Copies:
     """Returns pairs (operand, key) of the copies that the bodies of an equation take from outside.
 
-    The cast is then outside of a loop. A call inside the loop hands the copy on.
+    A loop then reads a copy that is made before it, and a call in the loop hands the copy on.
 
     Args:
         eqn: The equation.
         plan: Its plan.
-        known: The copies of the plans that were looked at.
+        known: A cache of the copies of each plan, by the plan's id.
     """
     if not plan.inner or holds_rules(eqn):
         return ()
@@ -65,7 +65,8 @@ def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: Cop
     own copies.
     """
     if eqn.primitive.name in _LOOPS:
-        # A stored encoding is passed in as it is stored, also in slices.
+        # A loop takes copies of its constants, and slices of a copy if the tag of the source allows
+        # it.
         return i < body.fixed or (state.tag is not None and state.tag.gives(key))
     if state.loop_invariant or isinstance(key, np.dtype):
         return state.loop_invariant
@@ -73,14 +74,14 @@ def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: Cop
 
 
 def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
-    """Returns pairs (input, key) of the sources that a jaxpr reads in a 16-bit dtype or encoded.
+    """Returns pairs (input, key) of the sources that a jaxpr reads in 16 bits or encoded.
 
-    A read of moved elements counts as a read of the input that they come from. Encoded it does
-    where all elements are moved, and the encoding moves with them.
+    A read of moved elements counts as a read of the input that they come from. For an encoding, all
+    elements must be moved, and the encoding must allow moves.
 
     Args:
         plan: The plan of the jaxpr.
-        known: The copies of the plans that were looked at.
+        known: A cache of the copies of each plan, by the plan's id.
     """
     if id(plan) in known:
         return known[id(plan)]
@@ -103,7 +104,7 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
 def _reads(
     eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]
 ) -> Iterator[tuple[int, CopyKey]]:
-    """Yields pairs (operand, key): dtypes in which an equation, or its bodies, read operands."""
+    """Yields pairs (operand, key) of the copies that an equation, or its bodies, read."""
     yield from plan.copies
     by_copy = [k for k, _ in plan.copies]
     for k, dtype in enumerate(plan.operands):
@@ -113,7 +114,7 @@ def _reads(
 
 
 def _is_copy(root: Root, key: CopyKey) -> bool:
-    """Returns whether a value is read as a low-precision copy of its input, maybe moved."""
+    """Returns whether a read by ``key`` is a read of a copy of the input, moved or not."""
     if isinstance(key, np.dtype):
         return is_16_bit(key)
     return root.slices is not None and not (root.is_moved and key.when_moved == "anew")
@@ -122,9 +123,9 @@ def _is_copy(root: Root, key: CopyKey) -> bool:
 def _moved(
     eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Root | None]
 ) -> Sequence[Root | None]:
-    """Returns the inputs whose elements the results of an equation are."""
+    """Returns, for each result of an equation, the input whose elements it holds, or None."""
     if isinstance(plan.action, Move):
-        # The first operand with an input as its origin; the others are indices or padding values.
+        # The first operand that comes from an input; others are indices or padding values.
         first = next((root for root in given if root is not None), None)
         tag = plan.given[0].tag
         is_all = eqn.primitive.name in _WHOLE and not (tag and tag.in_slices)
@@ -136,12 +137,11 @@ def _moved(
 
 
 def read_often(plan: Plan) -> frozenset[Any]:
-    """Returns the computed values whose uses are views, as the uses of sources are.
+    """Returns the computed values that are read so often that their reads are views.
 
-    A normalized weight, or a merged one, is computed once and read in each step of an unrolled
-    loop; so is an encoding, a product in 16 bits, by each step of a decoder. Each read is then a
-    view of the one 16-bit array, whose cotangent is widened before it is added to the others. That
-    costs no kept byte: a view holds nothing.
+    A normalized or merged weight is computed once, and read in each step of an unrolled loop; the
+    result of an encoder is read in each step of a decoder. Each read is then a view of one 16-bit
+    array, and its cotangent is widened before it is added to the others. A view keeps no residual.
 
     Args:
         plan: The plan of the jaxpr.
@@ -167,6 +167,6 @@ def read_often(plan: Plan) -> frozenset[Any]:
                 read(v, dtype)
     for v, dtype in zip(plan.jaxpr.outvars, plan.output_dtypes, strict=True):
         read(v, dtype)
-    # All float32 consumers of a value share one cast, which has one cotangent.
+    # All float32 consumers of a value share one cast, and count as one read.
     reads.update(widened)
     return frozenset(v for v, count in reads.items() if count > _MAX_COUNT)

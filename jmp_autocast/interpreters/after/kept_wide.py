@@ -1,8 +1,8 @@
 """Warnings about products and kernels that stay in float32, for users who did not print a plan.
 
 A guard keeps a product in float32 if 16 bits cannot hold its operands well enough. A precision in
-the program (``precision=HIGHEST``) keeps others: the user knows of a few, but somebody else's model
-may set it for all its products, so that autocast does nothing. A kernel keeps its dtypes.
+the program (``precision=HIGHEST``) keeps a product, too: users know of a few, but a model from
+elsewhere may set it for all products, so that autocast does nothing. A kernel keeps its dtypes.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _CONTRACTS = having("contracts")
 # A GPU multiplies float32 at a sixteenth of its 16-bit rate, so that 1 % of the FLOPs is a seventh
 # of the time. Less than a million FLOPs take microseconds at either rate.
 LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
-# Precisions count only if most products of a program have one: umt5 of bonsai 0.1.0 sets HIGHEST
-# for each of its products, and a Gaussian process on a network's features for some.
+# Precisions count only if they keep half of the FLOPs: umt5 of bonsai 0.1.0 sets HIGHEST for each
+# of its products, and a Gaussian process on a network's features for some of them.
 LEAST_SHARE_OF_REQUESTS = 0.5
 
 
 def is_guard(code: ReasonCode) -> bool:
-    """Returns whether a reason code is that of a guard; a precision that the user sets is none."""
+    """Returns whether a reason code is that of a guard; a user's precision is no guard."""
     return code is ReasonCode.COORD or code is ReasonCode.LITERAL
 
 
@@ -39,7 +39,7 @@ def _is_guarded(eqn: JaxprEqn, plan: EquationPlan) -> bool:
 
 
 def _is_requested(eqn: JaxprEqn, plan: EquationPlan) -> bool:
-    # A dot algorithm is a choice of dtypes.
+    # A dot algorithm is a choice of dtypes, and needs no warning.
     is_product = eqn.primitive.name in _CONTRACTS
     return is_product and plan.reason.code is ReasonCode.USER_PRECISION and not names_algorithm(eqn)
 
@@ -57,7 +57,7 @@ class KeptWide(NamedTuple):
     Args:
         flops: Their floating point operations in one call of the program.
         share: Their share of the operations of all products.
-        largest: The one with the most.
+        largest: The product with the most operations.
     """
 
     flops: int
@@ -69,8 +69,8 @@ def warnings_of(plan: Plan, name: str, compute_dtype: Any) -> Iterator[str]:
     """Yields the warnings: how many products stay in float32, which, why, and how to change it.
 
     Guards count if they keep 1 % of the matmul and convolution FLOPs, precisions if they keep half,
-    and kernels if they have 1 %; none counts with less than a million in one call, or with a
-    symbolic number of them.
+    and kernels if they have 1 %. There is no warning about less than a million FLOPs in one call,
+    or about a symbolic number of them.
 
     Args:
         plan: The plan of a whole program.
@@ -104,7 +104,7 @@ def warnings_of(plan: Plan, name: str, compute_dtype: Any) -> Iterator[str]:
 
 
 def kernels_in(plan: Plan) -> KeptWide | None:
-    """Returns the kernels that keep float32, None where none does.
+    """Returns the kernels that keep float32, None if there are none.
 
     Args:
         plan: The plan of a whole program.
@@ -120,7 +120,7 @@ def _kept(
     least_flops: int = LEAST_FLOPS,
 ) -> KeptWide | None:
     """Returns the equations that ``keeps`` selects, if their share of all FLOPs is large enough."""
-    # This check needs no walk, which visits the body of a function at each of its calls.
+    # This check saves the walk, which visits the body of a function at each of its calls.
     if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
         return None
     visits = walk_plan(plan)

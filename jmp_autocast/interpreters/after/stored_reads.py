@@ -1,4 +1,4 @@
-"""In which dtypes a planned program reads each of its inputs, to the last comparison."""
+"""Finds every dtype in which a planned program reads each of its inputs."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from .walk import Root, entering, follow, leaving
 
 @dataclasses.dataclass(frozen=True)
 class Copied:
-    """The use of a source through an encoded copy, such as 8-bit values, not in a dtype.
+    """A read of a source through an encoded copy, such as 8-bit values.
 
     Args:
-        slices: Along how many of the source's first dimensions each slice is encoded by itself, one
-            for each iteration of a loop. None if the equation reads a part of the source, or a
-            shard, which has no encoding in common with the source.
+        slices: The number of the source's first dimensions along which each slice is encoded by
+            itself, one for each iteration of a loop. None if the equation reads a part or a shard
+            of the source, whose encoding differs from that of the source.
     """
 
     slices: int | None = 0
 
 
 Read: TypeAlias = np.dtype | Copied
-"""How an equation reads an operand."""
+"""How an equation reads an operand: in a dtype, or through an encoded copy."""
 
 
 Roots = frozenset[Root]
@@ -42,10 +42,10 @@ _WHOLE = having("whole")
 
 
 def read_dtypes(plan: Plan) -> list[set[Read]]:
-    """Returns the dtypes in which a program reads each float32 input, moves followed.
+    """Returns the dtypes in which a program reads each float32 input, also after moves.
 
-    ``uses`` is the best dtype for the consumers, and a comparison may have either. This is the
-    dtype of each read: an input with bfloat16 reads only may be rounded beforehand.
+    `Plan.uses` leaves out reads that accept either dtype, such as comparisons. Here each read
+    counts: an input with bfloat16 reads only may be rounded beforehand.
 
     Args:
         plan: The plan of the program.
@@ -60,7 +60,7 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
 
 
 def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list[Roots]:
-    """Records the uses of program inputs in a jaxpr; returns which inputs its outputs are."""
+    """Records the reads of program inputs in a jaxpr; returns the inputs that its outputs hold."""
 
     def step(i: int, eqn: JaxprEqn, given: list[Roots]) -> Sequence[Roots]:
         equation, count = plan.equations[i], len(eqn.outvars)
@@ -85,7 +85,7 @@ def _moved(given: Sequence[Roots], is_all: bool) -> Roots:
 
 
 def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
-    """Records one use of a value in a dtype, None for an encoded copy."""
+    """Records one read of a value in a dtype, None for an encoded copy."""
     for root in roots:
         reads[root.input].add(Copied(root.slices) if dtype is None else dtype)
 
@@ -93,7 +93,7 @@ def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
 def _cast(
     values: Sequence[Roots], casts: Sequence[np.dtype | None], reads: list[set[Read]]
 ) -> list[Roots]:
-    """Records the casts of some values as uses, and returns the values after the casts."""
+    """Records casts of values as reads, and returns the inputs that the values hold after them."""
     for roots, dtype in zip(values, casts, strict=True):
         if dtype is not None:
             _read(roots, dtype, reads)
@@ -101,10 +101,10 @@ def _cast(
 
 
 def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool:
-    """Whether each element of the results is one of the operands, as wide as it is.
+    """Whether each element of the results is an element of an operand that is not cast.
 
-    Of rounded operands the result is then the rounded result: nothing has been read yet. A sort
-    commutes with rounding too, but carries other operands along.
+    Rounding commutes with such an equation, so that it counts as no read. A sort commutes as well,
+    but it reorders other operands along with its keys.
     """
     if isinstance(plan.action, Move):
         return True
@@ -115,7 +115,7 @@ def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool
 def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     """Returns the dtype in which an equation reads an operand, None for an encoding."""
     if plan.copies:
-        # Activations are encoded in the same way, although they are not stored.
+        # Other operands, such as activations, have no stored copy, even if they are encoded.
         return None if any(k == i for i, _ in plan.copies) else FLOAT32
     # An operand that the plan does not cast is read in float32, unless the program rounds it.
     target = cast_dtype(eqn)
@@ -125,7 +125,7 @@ def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
 def _inside(
     eqn: JaxprEqn, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
 ) -> list[Roots]:
-    """Records the uses of inputs in the bodies of an equation; returns which its results are."""
+    """Records the reads of inputs in an equation's bodies; returns those that its results hold."""
     given = _cast(given, plan.operands, reads)
     results = [_NONE] * len(eqn.outvars)
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):

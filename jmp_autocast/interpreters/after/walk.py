@@ -1,8 +1,8 @@
-"""The one walk over a plan: reports, links between rows and candidates of `tune` follow it.
+"""Walks over a plan with the provenance of each value, for reports, copies and `tune`.
 
-Provenance is a fact about the inputs of a jaxpr, propagated through its equations. The facts
-differ: the visit that produced a value, the input that it aliases, whether it depends on parameters
-alone. Their way into bodies and out of them is the same (`follow`, `entering`, `leaving`).
+Provenance is a fact that is propagated from the inputs of a jaxpr through its equations: the visit
+that produced a value, the input that the value aliases, or whether it depends on parameters alone.
+`follow`, `entering` and `leaving` propagate any such fact, into bodies and out of them.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ program, None for literals and constants."""
 
 
 class Root(NamedTuple):
-    """An input of a program that a value is, or holds elements of.
+    """The input of a program that a value is, or whose elements it holds.
 
     Args:
         input: The position of the input.
-        slices: Along how many of its first dimensions the value is a slice of it; None if it has
-            other elements than a whole input, or slice.
-        is_moved: The value's dimensions are not those of the input, or slice.
+        slices: The number of the input's first dimensions along which the value is a slice of it;
+            None if the value holds a part of the input, or of the slice.
+        is_moved: The value's dimensions are not those of the input, or of the slice.
     """
 
     input: int
@@ -38,12 +38,12 @@ class Root(NamedTuple):
     is_moved: bool = False
 
     def sliced(self) -> Root:
-        """Returns the alias of the slice that one iteration of a loop gets."""
+        """Returns the root of the slice of this value that one iteration of a loop reads."""
         slices = None if self.is_moved or self.slices is None else self.slices + 1
         return self._replace(slices=slices)
 
     def moved(self, is_all: bool) -> Root:
-        """Returns the alias after a move of all elements of the value, or of some."""
+        """Returns the root after a move, of all elements of the value (``is_all``) or of some."""
         return Root(self.input, self.slices if is_all else None, True)
 
 
@@ -60,7 +60,7 @@ def follow(
         inputs: Where each of its inputs comes from.
         constant: Where its constants and literals come from.
         step: Takes the index of an equation, the equation and where each operand comes from;
-            returns where each result does.
+            returns where each result comes from.
     """
     consts = [constant] * len(body_of(jaxpr).constvars)
     # No equation is bound, so no step needs the context of its equation.
@@ -83,7 +83,7 @@ def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> lis
 
     Args:
         body: Its body.
-        outputs: The origin of each output of the body, None for the equation itself.
+        outputs: The origin of each output of the body; None if it is the equation itself.
         made: The origin for the equation itself, the producer of its carries.
         count: The number of its results.
     """
@@ -106,7 +106,7 @@ class Visit:
         depth: The number of loops, branches and calls around it.
         times: How often it runs in one call of the program; a ``while`` counts once.
         origins: The origin of each operand, also across the boundaries of calls and loops.
-        inner: How many visits are inside it; they follow it. Set when the walk has left it.
+        inner: The number of visits inside it, which follow it. Set when the walk has left it.
     """
 
     index: int
@@ -122,9 +122,9 @@ class Visit:
 def walk_plan(plan: Plan, inputs: Sequence[Origin] | None = None) -> list[Visit]:
     """Returns the equations of a plan in program order; those inside an equation follow it.
 
-    The operands and stacked results of a call or a loop have a visit outside or inside as their
-    producer; the carry of a loop and the result of a ``cond`` have several producers, and the loop
-    or ``cond`` counts as the producer.
+    An operand in a body may come from a visit outside, and a result from a visit inside. A carry of
+    a loop and a result of a ``cond`` have several producers: the visit of the loop or ``cond``
+    counts as their producer.
 
     Args:
         plan: The plan of the whole program.
@@ -139,7 +139,7 @@ def walk_plan(plan: Plan, inputs: Sequence[Origin] | None = None) -> list[Visit]
 def equations_once(
     plan: Plan, seen: set[int] | None = None
 ) -> Iterator[tuple[Plan, JaxprEqn, EquationPlan]]:
-    """Yields each equation with its plan and that of its jaxpr, those inside one before it.
+    """Yields each equation after those in its bodies, with the plan of its jaxpr and its own.
 
     A body that is called twice is visited once, unlike in `walk_plan`.
 
@@ -173,8 +173,8 @@ def _walk(
         held = bodies(eqn) if equation.inner else ()
         outputs: list[Origin] = []
         for inner, body in zip(equation.inner, held, strict=True):
-            # A body that is planned once and called 96 times is visited 96 times: rows are per
-            # call.
+            # A body that is planned once and called 96 times is visited 96 times: reports have rows
+            # for each call.
             given_inside = entering(body, given, index)
             more = times * body.repeats
             outputs = _walk(inner, given_inside, visits, path, depth + 1, more)

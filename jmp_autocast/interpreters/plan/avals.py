@@ -1,4 +1,4 @@
-"""Types of values: which of them autocast casts, and their sizes, which may be symbolic."""
+"""Which dtypes of values autocast may cast, and sizes of values, which may be symbolic."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..compat import Atom, InconclusiveDimensionOperation, aval_of, is_array_ava
 
 @functools.lru_cache(4096)
 def float_dtype(aval: Any) -> np.dtype | None:
-    """Returns the dtype of an array that autocast may cast, None for anything else.
+    """Returns the dtype of a float array that autocast may cast, None for any other value.
 
     Args:
         aval: The type of a value.
@@ -24,7 +24,7 @@ def float_dtype(aval: Any) -> np.dtype | None:
 
 
 def is_16_bit(dtype: np.dtype | None) -> bool:
-    """Returns whether a dtype is float16 or bfloat16; False for None, which is no float."""
+    """Returns whether a dtype is float16 or bfloat16; False for None."""
     return dtype is not None and dtype.itemsize == 2
 
 
@@ -40,7 +40,7 @@ def element_count(atom: Atom) -> Any:
 
 
 def at_least(one: Any, other: Any) -> bool:
-    """Returns whether a size is at least another one, whatever its symbolic dimensions are.
+    """Returns whether a size is at least another one for all values of its symbolic dimensions.
 
     Example:
         >>> from jax.export import symbolic_shape
@@ -60,7 +60,7 @@ def is_as_large(atom: Atom, other: Any) -> bool:
 
 
 def largest_index(length: Any) -> float:
-    """Returns the largest index along a dimension, infinity where its length is symbolic.
+    """Returns the largest index along a dimension, infinity if its length is symbolic.
 
     Example:
         >>> largest_index(5)

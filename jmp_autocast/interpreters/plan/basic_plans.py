@@ -1,4 +1,4 @@
-"""The plans that the rules choose between: kept, moved, folded, emitted, all in one dtype."""
+"""Builds simple equation plans: kept as declared, all in one dtype, moved, folded, emitted."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ _WHOLE = having("whole")
 
 _NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
-# One object for equal states: a program of many equations has few.
+# Equal states share one object: a program of many equations has few different states.
 _computed = functools.lru_cache(ValueState)
 
 
 def keep(ctx: Context, reason: Reason) -> EquationPlan:
-    """Returns the plan that hands the operands over in their declared dtypes."""
+    """Returns the plan that computes an equation in the dtypes that the program declares."""
     operands = as_declared(ctx.eqn.invars, ctx.given)
     results = tuple(ValueState(ctx.declared(v)) for v in ctx.eqn.outvars)
     return EquationPlan(BIND if any(operands) else KEEP, ctx.given, operands, results, reason)
@@ -74,8 +74,8 @@ def in_dtype(ctx: Context, target: np.dtype, reason: Reason) -> EquationPlan:
     declared = all(aval_of(ctx.eqn.invars[i]).dtype == target for i in ctx.floats)
     unchanged = declared and not any(operands)
     results = tuple(
-        # With its own operands an equation has its own results: a float32 statistic of a 16-bit
-        # attention kernel, or the user's preferred_element_type.
+        # If the operands keep their dtypes, so do the results, such as a float32 statistic of a
+        # 16-bit attention kernel, or a result in the user's preferred_element_type.
         _computed(dtype if unchanged else target)
         if (dtype := ctx.declared(v)) is not None
         else _NOTHING
@@ -86,17 +86,16 @@ def in_dtype(ctx: Context, target: np.dtype, reason: Reason) -> EquationPlan:
 
 
 def _bound(ctx: Context, target: np.dtype) -> Action:
-    """Returns how an equation is bound on operands of ``target``."""
+    """Returns the action that binds an equation on operands in ``target``."""
     if ctx.name in _REDISPATCHED and aval_of(ctx.eqn.invars[0]).dtype != target:
         return Redispatch()
     replicates = ()
     # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
-    # that sum stops growing at 256 times its first term, long before a batch of pixels ends: a row
-    # gathered 8,192 times had a gradient of 4.0 for 81.92. A value that is known at trace time has
-    # no gradient.
+    # that sum stops growing at 256 times its first term: a row gathered 8,192 times had a gradient
+    # of 4.0 instead of 81.92. A value that is known at trace time has no gradient.
     if ctx.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in ctx.floats if ctx.given[i].known_value is None]
-        # Of the operands gathered from devices, only float32 weights get a float32 sum: 16-bit
+        # In a collective such as an all-gather, only float32 weights get a float32 sum: 16-bit
         # activations have 16-bit cotangents.
         if ctx.name in _TRAVELS:
             unknown = [i for i in unknown if ctx.given[i].dtype == FLOAT32]
@@ -117,19 +116,19 @@ def is_replicated(eqn: JaxprEqn, i: int) -> bool:
 
 
 def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
-    """Returns the plan with results cast to the dtype of a rule."""
+    """Returns the plan with its results cast to the output dtype of a rule's decision, if any."""
     if decision.output_dtype is None:
         return plan
     return rounded_once(plan, np.dtype(decision.output_dtype), plan.reason)
 
 
 def rounded_once(plan: EquationPlan, dtype: np.dtype, reason: Reason) -> EquationPlan:
-    """Returns the plan whose results are cast to a dtype.
+    """Returns the plan with its results cast to a dtype.
 
     Args:
         plan: The plan so far.
-        dtype: The dtype.
-        reason: Why the results have it.
+        dtype: The dtype of the results.
+        reason: Why the results have this dtype.
     """
     casts = tuple(None if s.dtype in (None, dtype) else dtype for s in plan.results)
     results = tuple(ValueState(dtype) if s.dtype is not None else s for s in plan.results)
@@ -138,14 +137,15 @@ def rounded_once(plan: EquationPlan, dtype: np.dtype, reason: Reason) -> Equatio
 
 
 def in_precision(ctx: Context, plan: EquationPlan, word: str | None) -> EquationPlan:
-    """Returns the plan whose float32 product is computed in a precision.
+    """Returns the plan with a matmul precision for a float32 product.
 
     Args:
         ctx: The equation.
-        plan: Its plan so far; returned unchanged without float32 operands, or with a precision.
-        word: The precision; None for the default of JAX, where it has one. The product was traced
-            without the default, which is not the program's own precision; JAX would have written
-            it into any product, of complex numbers as well.
+        plan: Its plan so far. It is returned unchanged if its operands are not float32, or if it
+            has a precision.
+        word: The precision, None for JAX's default matmul precision if one is set. The program is
+            traced without this default, because JAX would write it into each product, where it
+            would look like the program's own precision.
     """
     if ctx.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
         return plan
@@ -170,7 +170,7 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
     """Returns the plan that calls a rule's function in place of the equation.
 
     Args:
-        ctx: The equation, ordinary or not.
+        ctx: The equation; it may have bodies.
         decision: The rule's decision; its ``emit`` is a function.
     """
     assert decision.emit is not None
@@ -192,12 +192,12 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
 
 
 def without_floats(ctx: Context) -> EquationPlan:
-    """Integers and bools: nothing to cast, but bounds of coordinates to keep account of."""
+    """Returns the plan of an equation without floats, and the bound of its integer coordinates."""
     bound = coordinate_bound(ctx.name, ctx.given, range(len(ctx.given))) if ctx.given else None
     if ctx.name == "iota":
         bound = largest_index(reading.iota_length(ctx.eqn))
-    # Positions are counted in integers and become floats later: their bound has to survive until
-    # somebody multiplies them with a frequency.
+    # Positions are integers before they are cast to floats: their bound is kept until a product
+    # reads them.
     source = Source.DATA if ctx.name == "iota" else None
     results = tuple(
         ValueState(dtype, source, integer_bound=bound)
@@ -209,11 +209,15 @@ def without_floats(ctx: Context) -> EquationPlan:
 
 
 def move_source(ctx: Context, i: int) -> EquationPlan:
-    """Data movement of source ``i`` gives a source: it is cast, small, before it is moved."""
+    """Returns the plan of a data movement of source ``i``: the result is a source as well.
+
+    For 16-bit consumers, the rewriter moves the operand's 16-bit copy, which may be smaller than
+    the result.
+    """
     state = ctx.given[i]
     assert state.source is not None
-    # The elements are the same, so their facts (kind, value, bound, range) stay true. Rows looked
-    # up by data are activations: they vote when they are full size.
+    # The elements are the same, so their facts (kind, value, bound, range) stay true. Rows that a
+    # gather looks up in a parameter are activations, and count as data, which votes at full size.
     is_lookup = ctx.name == "gather" and state.source is Source.PARAM
     source = Source.DATA if is_lookup else state.source
     moved = dataclasses.replace(
@@ -228,7 +232,7 @@ def move_source(ctx: Context, i: int) -> EquationPlan:
 
 
 def folded(ctx: Context, known: float) -> EquationPlan:
-    """Returns the plan of an equation whose result is one value known at trace time."""
+    """Returns the plan of an equation whose result has one value, known at trace time."""
     plan = keep(ctx, Reason(ReasonCode.SOURCE, "a literal", tuple(ctx.floats)))
     results = tuple(ValueState(s.dtype, Source.LITERAL, known) for s in plan.results)
     return dataclasses.replace(plan, results=results)

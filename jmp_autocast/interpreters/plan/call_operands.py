@@ -16,18 +16,19 @@ from .data import Context, Move, Plan, Source, Use, ValueState
 def read_low(
     inner: Plan, ctx: Context, sources: Sequence[Source | None] = (None,)
 ) -> list[np.dtype | None]:
-    """Returns the casts of float32 operands, of given kinds, with 16-bit reads only in the body.
+    """Returns the casts to 16 bits of float32 operands that the body reads in 16 bits only.
 
-    Before a call, a cast is shared with other consumers, and the residuals of the call are half as
-    large. Before a loop, it is done once.
+    A cast before a call is shared with other consumers of the operand, and halves the residuals of
+    the call. A cast before a loop runs once.
 
     Args:
         inner: The plan of the body, whose inputs are the operands.
         ctx: The equation.
-        sources: The kinds of the operands that may be cast; None is a computed value.
+        sources: The kinds of sources that may be cast, with None for computed values.
     """
 
-    # A known value is cast at trace time, and each use of a source is a view.
+    # A known value is cast at trace time. Sources are not cast by default: each use of one is a
+    # view of its 16-bit copy.
     def is_cast(state: ValueState, use: Use) -> bool:
         may_be = state.source in sources and state.known_value is None
         return may_be and use is Use.LOW and state.dtype == FLOAT32
@@ -35,16 +36,17 @@ def read_low(
     uses: Sequence[Use] = demands_behind_moves(inner) if isolates(ctx.eqn) else inner.uses
     casts = list(map(is_cast, ctx.given, uses))
     if any(casts) and not isolates(ctx.eqn):
-        # A comparison requests no float32; if it reads float32 inline, it does so in a call.
+        # `inner.uses` leaves out comparisons, which accept either dtype. A comparison would read
+        # float32 if the call were inlined: an operand with such a read is not cast.
         reads = demands_behind_moves(inner)
         casts = [cast and not read & Use.FULL for cast, read in zip(casts, reads, strict=True)]
     return [ctx.region.compute_dtype if cast else None for cast in casts]
 
 
 def demands_behind_moves(plan: Plan) -> list[Use]:
-    """Returns the dtypes in which equations consume each input, past movements of a source.
+    """Returns the uses of each input of a jaxpr, including the uses of its moved elements.
 
-    `Plan.demands` calls that a float32 read, because a float32 result is planned for it.
+    `Plan.uses` counts a move of a source as a float32 read, because the moved source is float32.
 
     Args:
         plan: The plan of the jaxpr.
@@ -62,7 +64,7 @@ def demands_behind_moves(plan: Plan) -> list[Use]:
         if isinstance(equation.action, Move) and moved:
             inputs.update(dict.fromkeys(eqn.outvars, moved[0]))
             continue
-        # For a call its operand casts count, and where it has none the uses in its bodies.
+        # A call reads an operand in the dtype that it is cast to, and as its bodies read it.
         dtypes = equation.operands if equation.inner else equation.reads
         reads = [Use.of(dtype) for dtype in dtypes]
         for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
@@ -74,24 +76,25 @@ def demands_behind_moves(plan: Plan) -> list[Use]:
 
 
 def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
-    """Returns the casts of 16-bit operands with float32 reads only, in a call and elsewhere.
+    """Returns the casts of 16-bit operands that a call and another consumer read in float32.
 
-    Before the call, the cast is shared with the other consumers, and their cotangents are added in
-    float32: a batch norm subtracts the mean of the operand of `jnp.var`, and the two cotangents
-    nearly cancel. Rounded before the sum, the gradient of the previous layer was 2.5 % off in
-    bfloat16; it is 0.17 %.
+    One cast before the call serves all these consumers, and their cotangents are added in float32.
+    A batch norm subtracts the mean of the operand of `jnp.var`, and the two cotangents nearly
+    cancel. If they are rounded before the sum, the gradient of the previous layer is 2.5 % off in
+    bfloat16, and else 0.17 %.
 
     Args:
         inner: The plan of the body, whose inputs are the operands.
         ctx: The equation.
     """
-    # Residuals of a checkpoint stay 16 bits wide, and so do transfers to devices or the host.
+    # The operands of a checkpoint are residuals and stay in 16 bits, and so do values that are sent
+    # to devices or the host.
     if not (is_plain_call(ctx.eqn) or has_rule(ctx.eqn)):
         return [None] * len(ctx.given)
 
     def is_cast(state: ValueState, use: Use, fulls: int) -> bool:
         may_be = state.is_computed and state.known_value is None and state.is_widened
-        is_read = use is Use.FULL and fulls > 0  # a mere output has no reads
+        is_read = use is Use.FULL and fulls > 0  # 0 if it is only returned
         return may_be and is_read and is_16_bit(state.dtype)
 
     found = zip(ctx.given, inner.uses, inner.fulls, strict=True)
@@ -105,8 +108,8 @@ def cast_states(
     """Returns the states of operands after their casts.
 
     Args:
-        given: Their states before.
-        operands: The dtype that each is cast to, None for none.
+        given: The states before the casts.
+        operands: The dtype that each operand is cast to, None for no cast.
     """
 
     def after(state: ValueState, dtype: np.dtype | None) -> ValueState:

@@ -1,4 +1,4 @@
-"""The range of constant arrays: which elements a 16-bit dtype would turn into infinity."""
+"""Facts about the elements of constant arrays: range, sums of 0, even spacing, integers."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from ..compat import Tracer
 from ..primitives.clamped_cast import clamped, is_clamped
 
 NEAR = 4.0
-"""A number up to this costs what values of its size are rounded by anyway: layers add 3
-(hard_swish), and at 10 the error of a 16-bit sum was 2.5 to 4 times that of a float32 sum."""
+"""A number up to this may be added in 16 bits: values of its size are rounded as much anyway.
+Layers add 3 (hard_swish); with 10, the error of a 16-bit sum was 2.5 to 4 times that of float32."""
 
 BOUND = 2.0**15
-"""What clips above this is there against overflow."""
+"""A clip at a larger number guards against overflow, so that the number may be rounded."""
 
 _MAX_SIZE = 2**18
 """A constant of more elements is a weight: no guard searches it for a stencil or a grid."""
 
 
 class Found(NamedTuple):
-    """What is known of the elements of a constant.
+    """The facts about the elements of a constant.
 
     Args:
-        exceeds: The compute dtypes in which a finite element becomes infinite. bfloat16 is none of
-            them: its copy is clamped, as a literal is (`clamped_cast`).
+        exceeds: The compute dtypes in which a finite element becomes infinite. bfloat16 is never
+            among them, because bfloat16 copies are clamped (`clamped_cast`).
         is_within_one: All finite elements are within [-1, 1].
         is_clamped: A finite element is beyond the largest bfloat16 number.
         rounds: The compute dtypes that round an element between `NEAR` and `BOUND`.
         is_stencil: Its elements, or those of each filter in it, add up to 0.
-        is_even: Four or more elements along an axis are evenly spaced: positions.
-        has_both_signs: Some elements are positive and some negative: no average.
-        holds_whole: The compute dtypes that hold its elements, None where some have a fraction.
+        is_even: Four or more elements along an axis are evenly spaced, as positions are.
+        has_both_signs: Some elements are positive and some negative: they form no average.
+        holds_whole: The compute dtypes that hold all elements exactly; None if an element has a
+            fraction.
     """
 
     exceeds: frozenset[np.dtype] = frozenset()
@@ -65,21 +66,21 @@ class ConstantRange:
 
     @property
     def found(self) -> Found:
-        """What is known of its elements, after a search of all of them."""
+        """The facts about all elements, which are searched at the first access."""
         if self._found is None:
             self._found, self._value = _range_of(np.asarray(self._value)), None
         return self._found
 
     @property
     def small(self) -> Found:
-        """What is known of a small array; no larger one, a weight, is searched."""
+        """The facts about a small array. A larger one is a weight, and is not searched."""
         return self.found if self._is_small else _NOTHING
 
     def is_clamped(self) -> bool:
         """Returns whether a finite element is known to be beyond the largest bfloat16 number.
 
-        Weights are not searched: a weight without a range is an operand of products, and a product
-        with 3.4e38 exceeds float32 as well.
+        Without an earlier search, returns False: no guard has searched the constant, so that it is
+        a weight, whose products with 3.4e38 exceed float32, too.
         """
         return self._found is not None and self._found.is_clamped
 
@@ -94,7 +95,7 @@ def _range_of(array: np.ndarray) -> Found:
     if not array.size:
         return _NOTHING
     shaped = array
-    # Two passes over the array in NumPy, without a copy; most ranges are never computed.
+    # This takes two passes over the array, without a copy.
     array = array.reshape(-1)  # an array without dimensions has no slices
     largest = max(abs(array.min()), abs(array.max()))
     if not np.isfinite(largest):
@@ -116,9 +117,10 @@ def _range_of(array: np.ndarray) -> Found:
 
 
 def _is_stencil(array: np.ndarray) -> bool:
-    """Whether an array adds up to 0, as a whole, or each row or column of a matrix does.
+    """Whether the elements of an array add up to 0.
 
-    In a bank of filters one is enough: the other filters of a wavelet are averages.
+    A matrix counts if each row or each column adds up to 0. A bank of filters counts if one filter
+    does: the other filters of a wavelet are averages.
     """
     if array.ndim < 2:
         return bool(_adds_up_to_0(array.reshape(1, -1)).all())
@@ -130,7 +132,8 @@ def _is_stencil(array: np.ndarray) -> bool:
 
 def _adds_up_to_0(rows: np.ndarray) -> np.ndarray:
     size = np.abs(rows).sum(-1)
-    # A random row of n numbers adds up to 1 / sqrt(n) of its size; float32 rounds by 2**-24 of it.
+    # A random row of n numbers adds up to about 1 / sqrt(n) of the sum of magnitudes, and float32
+    # rounds by 2**-24 of that sum.
     return (np.abs(rows.sum(-1)) <= 2.0**-20 * size) & (size > 0)
 
 
@@ -147,7 +150,7 @@ def _is_even(array: np.ndarray) -> bool:
 
 
 def constant_range(value: Any) -> ConstantRange | None:
-    """Returns the range of a float32 constant; a tracer has no values to look at."""
+    """Returns the range of a float32 constant, None for a value whose elements cannot be read."""
     if isinstance(value, Tracer) or getattr(value, "dtype", None) != FLOAT32:
         return None
     if isinstance(value, jax.Array) and not value.is_fully_addressable:

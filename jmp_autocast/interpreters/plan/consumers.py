@@ -1,4 +1,4 @@
-"""How each value of a jaxpr is read: one record per value, filled from the last equation on."""
+"""Records in which dtypes consumers read each value of a jaxpr, from the last equation on."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ OUTPUT = "the output"
 
 @dataclasses.dataclass(slots=True)
 class Uses:
-    """How a value is read.
+    """How consumers read a value.
 
     Args:
-        use: In which dtypes.
-        fulls: How many equations read it in float32, or move it for those that do.
-        first: The primitive that reads it first, in program order.
+        use: The dtypes in which they read it.
+        fulls: How many equations read it in float32, or move it for equations that do.
+        first: The first primitive in program order that reads it.
     """
 
     use: Use = Use.NONE
@@ -44,7 +44,7 @@ UNUSED = Uses()
 
 
 class Consumers:
-    """How the equations seen so far read each value, from the last to the first.
+    """How consumers read each value of a jaxpr; equations are added from the last to the first.
 
     Args:
         jaxpr: The open jaxpr.
@@ -64,7 +64,7 @@ class Consumers:
             elif request.is_known:
                 self._read(v, request.use, request.consumer, request.fulls)
             else:
-                # Outer consumers are not known yet: leave the dtype of `v` alone.
+                # The consumers outside are not known yet. A use of both dtypes requests neither.
                 self._read(v, Use.LOW | Use.FULL, "")
         self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 
@@ -77,22 +77,22 @@ class Consumers:
         reads.fulls += fulls or 0
 
     def of(self, v: Atom) -> Uses:
-        """Returns how a value is read."""
+        """Returns how consumers read a value."""
         return self._reads.get(v, UNUSED)
 
     def of_inputs(self) -> tuple[tuple[Use, ...], tuple[int, ...]]:
-        """Returns how each input is read, and by how many in float32, counted up to two."""
+        """Returns the use of each input, and how many equations read it in float32, up to two."""
         found = [self.of(v) for v in self._inputs]
         return tuple([r.use for r in found]), tuple([min(r.fulls, 2) for r in found])
 
     def widened(self) -> frozenset[Any]:
-        """Returns the outputs that an equation reads in float32, besides consumers outside."""
+        """Returns the outputs of the jaxpr that one of its equations also reads in float32."""
         return frozenset([v for v, n in self._outside.items() if self._reads[v].fulls > n])
 
     def add(
         self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None = None
     ) -> None:
-        """Records the dtypes of the operands of an equation that follows its request."""
+        """Records how an equation reads its operands, once it follows the request ``granted``."""
         name = eqn.primitive.name
         uses = plan.uses or self._uses(eqn, plan, granted)
         fulls: dict[int, int] = {}
@@ -100,8 +100,9 @@ class Consumers:
             for i, count in zip(body.operands, inner.fulls, strict=True):
                 fulls[i] = fulls.get(i, 0) + count
         if granted is None and not plan.uses and self._passes_on(eqn, plan):
-            # A mere float32 output has no consumer, and neither does its source before a move. No
-            # other consumer shares the cast of a value that is sorted in 16 bits.
+            # A move counts as a float32 reader if an equation reads its result in float32; a mere
+            # output does not. A sort does not count: it runs in 16 bits, and shares its cast with
+            # no other consumer.
             read = name in _FUSES and any([self.of(v).fulls for v in eqn.outvars])
             fulls = dict.fromkeys(range(len(eqn.invars)), int(read))
         for i, (v, use) in enumerate(zip(eqn.invars, uses, strict=True)):
@@ -115,9 +116,9 @@ class Consumers:
         use = self._use(eqn, plan, granted)
         if use:
             return (use,) * len(eqn.invars)
-        # If consumers rank a value or make integers of it (SHARP, SNAP), each float32 read of it
-        # counts: the value would otherwise be rounded for a product that reads it, too. A value
-        # that is 16-bit already is not raised.
+        # If consumers rank a value or round it to integers (SHARP, SNAP), each float32 read counts.
+        # Otherwise the value would be rounded as soon as a product also reads it. A value that is
+        # already in 16 bits is not raised.
         return [
             Use.of(dtype) & Use.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
@@ -126,7 +127,7 @@ class Consumers:
         ]
 
     def _use(self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None) -> Use:
-        """Returns in which dtype an equation reads its operands; NONE where either will do."""
+        """Returns in which dtype an equation reads its operands, NONE if either will do."""
         name, code = eqn.primitive.name, plan.reason.code
         # A contraction with a float32 accumulator as its result reads 16 bits, too.
         if name in _CONTRACTS and code in _LOW_CONTRACTION:
@@ -135,7 +136,8 @@ class Consumers:
         if granted is not None:
             return next(request.use for request in granted if request.use)
         if all([state.dtype is None for state in plan.results]):
-            # A comparison or an index: exact enough in either dtype, unless it ranks.
+            # An equation without float results, such as a comparison, accepts either dtype, unless
+            # the policy keeps its dtypes.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Use.FULL if kept else Use.NONE
         # An equation that is computed in float32 and rounded once, here or by the program, reads
@@ -151,7 +153,7 @@ class Consumers:
         return through
 
     def _passes_on(self, eqn: JaxprEqn, plan: EquationPlan) -> bool:
-        """Returns whether rounding commutes with an equation: its consumers count as direct."""
+        """Returns whether an equation commutes with rounding: it accepts its consumers' dtype."""
         if eqn.primitive.name not in _ROUNDS or any(plan.casts):
             return False
         return any([s.dtype is not None for s in plan.results]) and not self._is_full(plan)

@@ -1,7 +1,7 @@
-"""Copies of a source: casts, and encodings by an extension, which may plan products with them.
+"""Copies of a source: casts, and encodings by an extension, which may also plan products.
 
-An extension with an encoding of its own for stored or multiplied values has an `Encoding`, the key
-of its copies, and a `Tag`, which is propagated with the value. Both are opaque here.
+An extension, such as float8, defines an `Encoding`, which is the key of its copies, and a `Tag`,
+which the planner propagates with a source. Both are opaque here.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ class Tag(Protocol):
         ...
 
     def moved(self, is_whole: bool) -> Tag | None:
-        """Returns the tag after a move of the elements, of all of them or not."""
+        """Returns the tag after a move, of all elements (``is_whole``) or of some."""
         ...
 
     def sliced(self) -> Tag | None:
-        """Returns the tag of a slice along the first dimension, as a loop reads it."""
+        """Returns the tag of a slice along the first dimension, which a loop iteration reads."""
         ...
 
     def gives(self, key: CopyKey) -> bool:
-        """Returns whether a loop gets slices of a copy, in place of slices of the source."""
+        """Returns whether a loop takes slices of a copy, in place of slices of the source."""
         ...
 
 
@@ -48,7 +48,7 @@ class Encoding(Protocol):
         ...
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
-        """Returns the copy of an array, and the copies that come with it.
+        """Returns the copy of an array, and the copies that are computed along with it.
 
         Args:
             x: The array.
@@ -58,7 +58,7 @@ class Encoding(Protocol):
         ...
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
-        """Returns whether a call takes the copy from outside, though it runs once.
+        """Returns whether a call outside of loops takes the copy as an operand.
 
         Args:
             tag: The tag of the source.
@@ -68,7 +68,7 @@ class Encoding(Protocol):
 
 
 CopyKey: TypeAlias = np.dtype | Encoding
-"""What a copy of a value is found by: the dtype that it is cast to, or a room's encoding."""
+"""The key of a copy of a value: the dtype that it is cast to, or an extension's encoding."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -82,13 +82,13 @@ def copy_aval(aval: Any, key: CopyKey, tag: Tag | None) -> Any:
     """
     if isinstance(key, np.dtype):
         return with_dtype(aval, key)
-    # The type comes from a trace: in a `shard_map` a sum over an array, such as a scale, differs
-    # along the same mesh axes as the array.
+    # The type comes from a trace, because in a `shard_map` a scale varies along the mesh axes of
+    # its array.
     return jax.make_jaxpr(lambda x: key.copies(x, {}, tag)[key])(aval).out_avals[0]
 
 
 class Products(Protocol):
-    """Plans the products of one program."""
+    """An extension's planner of the products of one program."""
 
     @property
     def tag(self) -> Tag:
@@ -96,11 +96,11 @@ class Products(Protocol):
         ...
 
     def look_at(self, jaxpr: AnyJaxpr) -> None:
-        """Sees the program before it is planned; its jaxpr lives as long as this."""
+        """Reads the program before it is planned; the jaxpr outlives this object."""
         ...
 
     def in_scope(self, name: str) -> PlansProduct | None:
-        """Returns the planning function of products in a region, None for the compute dtype.
+        """Returns the function that plans products in a region, None for the compute dtype.
 
         Args:
             name: The policy's choice for the scope, "" without one.
@@ -112,7 +112,7 @@ _PRODUCTS: list[Callable[[Policy], Products | None]] = []
 
 
 def plans_products(room: Callable[[Policy], Products | None]) -> None:
-    """Registers an extension: a function of a policy, None if the policy does not use it."""
+    """Registers an extension: a function from a policy to `Products`, None if it is not used."""
     _PRODUCTS.append(room)
 
 

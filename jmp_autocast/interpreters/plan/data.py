@@ -1,9 +1,9 @@
 """The data that planning produces and everything else reads: `Plan` and its parts.
 
-No JAX tracing here and no policy: rewriting, `explain` and the tests read a plan, they never
-derive one. Reading order: `ValueState` (the facts about a value), `Request` (the request of its
-consumers), `Context` (an equation in its context), the actions (how it is emitted), `EquationPlan`,
-`Plan`.
+Nothing here traces, or applies a policy: the rewriter, `explain` and tests read finished plans.
+Reading order: `ValueState` (the facts about a value), `Request` (what consumers request of the
+producer of a value), `Context` (an equation in its context), the actions (how an equation is
+emitted), `EquationPlan`, `Plan`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .marks import NONE, Marks
 from .needs import Need
 
 READ_BY = "read by "
-"""The first words of a cause that is a consumer; its primitive, or the words of a need, follow."""
+"""The prefix of a `Reason.cause` that names a consumer: its primitive, or words for its need."""
 
 
 class ReasonCode(enum.Enum):
@@ -34,29 +34,29 @@ class ReasonCode(enum.Enum):
     SOURCE = "SOURCE"  # an input of the program, or data movement of one
     LOWER_PRECISION = "LOWER_PRECISION"
     FP32 = "FP32"
-    PROMOTE_LOW = "PROMOTE_LOW"  # all voting operands are low
+    PROMOTE_LOW = "PROMOTE_LOW"  # all voting operands are 16-bit
     PROMOTE_FULL = "PROMOTE_FULL"  # a voting operand is float32
     NO_PRODUCT = "NO_PRODUCT"  # no product consumes it through elementwise operations and moves
     KEEP = "KEEP"  # the policy keeps the declared dtypes
     UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
-    DOMAIN = "DOMAIN"  # an operand of a dtype that autocast never touches here, such as float8
+    DOMAIN = "DOMAIN"  # an operand has a dtype that autocast leaves alone, such as float8
     SCOPE = "SCOPE"  # a scope keeps the region in its declared dtypes
     USER_CAST = "USER_CAST"  # the program casts
     USER_PRECISION = "USER_PRECISION"  # the program sets a precision or a dot algorithm
     LITERAL = "LITERAL"  # a literal or constant that the compute dtype cannot hold
     COORD = "COORD"  # integer coordinates too large for the compute dtype
     FEEDER = "FEEDER"  # every consumer runs in float32
-    CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is low and rounding commutes
+    CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is 16-bit, and rounding commutes
     LOG_GUARD = "LOG_GUARD"  # a consumer needs its distance to 1, or its logarithm
     DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
-    NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype although a rule has 8 bits
+    NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype, although a rule sets float8
     EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
     ACCUMULATOR = "ACCUMULATOR"  # it is added to again and again
     CARRY = "CARRY"  # a loop carry keeps its declared dtype
     CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
     BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond disagree
-    STRUCTURAL = "STRUCTURAL"  # its jaxprs have reasons of their own, or it casts nothing
+    STRUCTURAL = "STRUCTURAL"  # an equation with bodies, or a cast that changes no dtype
     NO_FLOAT = "NO_FLOAT"  # nothing to decide
 
 
@@ -67,7 +67,7 @@ class Reason:
     Args:
         code: The code.
         cause: The operand, consumer, scope or rule that caused it, in words.
-        operands: The positions of the operands among the causes.
+        operands: The positions of the operands that caused it.
     """
 
     code: ReasonCode
@@ -79,14 +79,14 @@ class Source(enum.Enum):
     """The kind of a source: a value that is not computed, or only from sources."""
 
     LITERAL = "literal"  # every element equals one value known at trace time
-    CONST = "const"  # closed over, or exact in any float dtype (a cast bool)
+    CONST = "const"  # a constant of the jaxpr, or exact in any float dtype (a cast bool)
     PARAM = "param"  # an argument that `params=` selects
     DATA = "data"  # any other argument
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ValueState:
-    """The facts of planning about one value.
+    """The facts about one value that planning uses.
 
     Args:
         dtype: The dtype that the value has when the program runs; None for a value that is no
@@ -95,15 +95,20 @@ class ValueState:
         known_value: The value of every element, if known at trace time.
         integer_bound: An upper bound of the magnitude of integer coordinates, None without one.
         const_range: The range of a constant's elements, None for anything else.
-        loop_invariant: The same in each iteration of the loop around it: its cast belongs outside.
+        loop_invariant: The value is the same in each iteration of a loop: it is cast before the
+            loop.
         narrowed_by_user: The program itself has cast it to 16 bits.
-        may_be_rounded: A source of bools or bytes, which every float dtype holds, or of elements of
-            those, of literals and of numbers within [-1, 1]: also where it is added.
-        tag: An extension's data about a parameter, or about a function of parameters alone.
-        is_looked_up: Rows of a parameter that a gather has picked, since then only moved.
-        was_rounded: In float32, an elementwise function of 16-bit values: see `rounded_stream`.
-        marks: How it is computed, whatever its dtype; for inputs of a jaxpr only.
-        is_widened: Also read in float32 on the other side of the jaxpr boundary.
+        may_be_rounded: A source that may be rounded even before it is added: bools or bytes, which
+            every float dtype holds, or a selection of these, of literals and of constants within
+            [-1, 1].
+        tag: An extension's data about a parameter, or about a function of parameters only.
+        is_looked_up: Rows that a gather has picked from a parameter, and that were only moved
+            since.
+        was_rounded: A float32 value that is an elementwise function of 16-bit values; see
+            `votes.rounded_stream`.
+        marks: The marks of an input of a jaxpr; not set for other values.
+        is_widened: An input that a consumer outside the jaxpr also reads in float32, or an output
+            that a consumer inside also reads in float32.
     """
 
     dtype: np.dtype | None
@@ -121,19 +126,20 @@ class ValueState:
     is_widened: bool = False
 
     def __hash__(self) -> int:
-        # States are hashed for each equation; few differ in their other fields alone.
+        # States are hashed for each equation. Two fields are enough: few states differ in others
+        # alone.
         return hash((self.dtype, self.known_value))
 
     @property
     def is_computed(self) -> bool:
-        """Whether it is a float that an equation computes."""
+        """Whether the value is a float that is no source."""
         return self.dtype is not None and self.source is None
 
     @property
     def keeps_gradient(self) -> bool:
-        """Whether 16-bit reads of it are views, which add its gradient up in float32.
+        """Whether the value is a source with a gradient, which its 16-bit views add up in float32.
 
-        A literal, or a value that is known, has no gradient.
+        A literal has no gradient, and neither has another value that is known at trace time.
         """
         return self.source not in (None, Source.LITERAL) and self.known_value is None
 
@@ -153,17 +159,17 @@ class Use(enum.Flag):
 
     @classmethod
     def of(cls, dtype: np.dtype | None) -> Use:
-        """Returns how a value is read in a dtype, None for values other than floats.
+        """Returns the use of a value that is read in a dtype.
 
         Args:
-            dtype: The dtype.
+            dtype: The dtype, None for a value that is no float.
         """
         if dtype is None:
             return cls.NONE
         return cls.LOW if is_16_bit(dtype) else cls.FULL
 
 
-# Looked up, and not computed as `enum` does.
+# A look-up is faster than the operators of `enum.Flag`.
 _USES = tuple(map(Use, range(4)))
 
 
@@ -172,13 +178,14 @@ class Request:
     """A request of the consumers of a value to its producer.
 
     Args:
-        dtype: The dtype it must be returned in, None for any.
-        use: The dtype of its consumers; NONE if either will do, or if it is not known yet.
-        needs: Its needs outside, as `needs.Need`.
-        fulls: How many consumers outside read it in float32, counted up to two.
-        consumer: The primitive of its first consumer, for the reason's text. Two requests that
-            differ only in names of primitives are equal, so that a jaxpr is planned once for both.
-        is_known: All consumers outside are known.
+        dtype: The dtype that the value must have, None for any.
+        use: The dtypes in which the consumers read the value; NONE if they accept either, or are
+            not known yet.
+        needs: The needs of the value outside the jaxpr, as a `needs.Need`.
+        fulls: How many consumers outside the jaxpr read the value in float32, counted up to two.
+        consumer: The primitive of the first consumer, for the reason's text. Requests that differ
+            only in this name are equal, so that a jaxpr is planned once for both.
+        is_known: All consumers outside the jaxpr are known.
     """
 
     dtype: np.dtype | None = None
@@ -190,7 +197,7 @@ class Request:
 
 
 class Context(NamedTuple):
-    """An equation in its context: the facts, the requests, and the precision in force.
+    """An equation in its context: all that its plan depends on.
 
     Args:
         eqn: The equation.
@@ -199,10 +206,10 @@ class Context(NamedTuple):
         floats: The positions of the float operands.
         policy: The policy of the program.
         region: The precision of the scope that the equation is in.
-        requests: The requests for each result; empty before the first backward sweep.
+        requests: The request for each result; empty before the first backward sweep.
         marks: The marks of its operands.
         need: The needs of its first result.
-        accumulates: It computes an accumulator: `marks`.
+        accumulates: The equation computes an accumulator; see `marks`.
     """
 
     eqn: JaxprEqn
@@ -218,13 +225,13 @@ class Context(NamedTuple):
 
     @property
     def compute_dtype(self) -> np.dtype:
-        """The dtype of matmuls here, where anything is lowered."""
+        """The compute dtype of the region, which is not None."""
         assert self.region.compute_dtype is not None
         return self.region.compute_dtype
 
     @property
     def foreign(self) -> tuple[int, ...]:
-        """The positions of the float and complex operands that autocast never touches."""
+        """The positions of the float and complex operands whose dtypes autocast leaves alone."""
         ours = (FLOAT32, self.region.compute_dtype)
         avals = [aval_of(v) for v in self.eqn.invars]
         dtypes = [aval.dtype if is_array_aval(aval) else None for aval in avals]
@@ -232,7 +239,7 @@ class Context(NamedTuple):
         return tuple([i for i, d in floats if d.kind in "fcV" and d not in ours])
 
     def joined(self, positions: Sequence[int]) -> np.dtype:
-        """Returns the one dtype of some float operands, float32 if they differ."""
+        """Returns the dtype that the operands at ``positions`` share, float32 if they differ."""
         first, *others = [self.given[i].dtype for i in positions]
         return FLOAT32 if first is None or any(d != first for d in others) else first
 
@@ -251,14 +258,14 @@ class Keep:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Bind:
-    """The equation's primitive is bound on operands that are cast first.
+    """The equation's primitive is bound, after casts of its operands.
 
     Args:
         params: Parameters that replace the equation's own.
-        replicates: Positions of operands that are smaller than the result. They are broadcast in
-            float32 as well, for the derivative alone, so that the transposed sum runs in float32.
-        biases: Those whose gradient is rounded once, after this sum, as by hand: a TPU then sums
-            in the kernel that makes the cotangents.
+        replicates: Positions of operands that the equation broadcasts. Each is also broadcast in
+            float32, for the derivative alone: the transpose then adds up its cotangents in float32.
+        biases: Those of ``replicates`` whose gradient is rounded once, after this sum, as in a
+            model written by hand: a TPU then sums in the kernel that makes the cotangents.
     """
 
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -268,7 +275,7 @@ class Bind:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """The elements of a source are moved: the 16-bit copy is made from the operand's 16-bit copy.
+    """The elements of a source are moved; for 16-bit consumers, those of its 16-bit copy.
 
     Args:
         unchanged: The operands have their declared dtypes.
@@ -279,18 +286,18 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cast:
-    """A cast of the program: to the dtype of the plan's result, or none if it has that dtype."""
+    """A cast of the program to the dtype of the planned result, left out if nothing changes."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Contract:
     """A contraction of 16-bit operands with a float32 accumulator.
 
-    The accumulator is the result if the plan has a float32 result, and the gradient of operands
-    that are sources.
+    The accumulator is returned unrounded: as the result, if the planned result is float32, and as
+    the gradient of each operand that is a source.
 
     Args:
-        of_sources: False where gradients of sources are rounded, as results are.
+        of_sources: False if the gradients of sources are rounded, too.
         params: As for `Bind`.
     """
 
@@ -300,7 +307,7 @@ class Contract:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Redispatch:
-    """The equation carries a computation of a fixed dtype, and is emitted anew."""
+    """The equation holds a jaxpr of a fixed dtype (a scatter's update), and is traced anew."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -310,7 +317,7 @@ class Inside:
     Args:
         plans: A plan per body, in the order of `structure.bodies`.
         unchanged: Neither the bodies nor the operands change.
-        inlined: The equations of the body replace the call, which returns rows of a table.
+        inlined: The equations of the body replace the call, because it returns rows of a parameter.
     """
 
     plans: tuple[Plan, ...]
@@ -323,11 +330,12 @@ class Emit:
     """A function of a rule, or of an extension, is called in place of the equation.
 
     Args:
-        function: From the operands, and the copies, to the result, or a tuple of results.
+        function: Takes the operands and the copies; returns the result, or a tuple of results.
         name: Its name in reports.
-        copies: Pairs (operand, key) of the copies of operands that it takes.
-        as_they_are: Operands that it takes uncast: it reads their copies.
-        reads: The dtypes in which operands take part; empty if they are the plan's operand dtypes.
+        copies: Pairs (operand, key) of the copies that the function takes.
+        as_they_are: Operands that are not cast, because the function reads their copies.
+        reads: The dtype in which the function reads each operand; empty if it reads each in its
+            dtype after the plan's casts.
     """
 
     function: Callable[..., Any]
@@ -351,7 +359,7 @@ class Stored:
 _OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit
 Action = _OfArrays | Move | Inside | Stored
 
-# Most equations of a program have one of these two actions: one object each.
+# Most equations of a program have one of these two actions, and share these objects.
 KEEP = Keep()
 BIND = Bind()
 
@@ -363,12 +371,12 @@ class EquationPlan:
     Args:
         action: How it is emitted.
         given: The facts about each operand.
-        operands: The dtype in which each operand is read, None for "unchanged".
+        operands: The dtype that each operand is cast to, None for no cast.
         results: The facts about each result.
         reason: Why the equation runs in its dtypes.
         casts: The dtype that each result is cast to afterwards, or None; empty when none is.
-        uses: How each operand is read if it does not follow from the results' dtypes: by the
-            bodies of a higher-order primitive, and by a cast of the program. Empty for others.
+        uses: The use of each operand of an equation with bodies, or of a cast of the program. Empty
+            for other equations: their uses follow from the dtypes of their results.
     """
 
     action: Action
@@ -393,7 +401,7 @@ class EquationPlan:
 
     @property
     def reads(self) -> tuple[np.dtype | None, ...]:
-        """The dtype in which each operand takes part, None for operands other than floats."""
+        """The dtype in which the equation reads each operand, None for a value that is no float."""
         if isinstance(self.action, Emit) and self.action.reads:
             return self.action.reads
         pairs = zip(self.operands, self.given, strict=True)
@@ -401,7 +409,7 @@ class EquationPlan:
 
     @property
     def unchanged(self) -> bool:
-        """Whether nothing inside or about the equation changes."""
+        """Whether neither the equation nor its bodies change."""
         if isinstance(self.action, Move | Inside):
             return self.action.unchanged
         return isinstance(self.action, Keep)
@@ -417,11 +425,11 @@ class Plan:
         inputs: The facts about each input.
         requests: The request for each output.
         equations: A plan per equation, in program order.
-        outputs: The facts about each output, after ``output_dtypes``.
-        output_dtypes: The dtype that each output is cast to on return, None for "unchanged".
-        uses: How the equations read each input.
-        fulls: How many of them read it in float32, counted up to two.
-        identity: Rewriting would give the jaxpr back unchanged.
+        outputs: The facts about each output, after the casts to ``output_dtypes``.
+        output_dtypes: The dtype that each output is cast to on return, None for no cast.
+        uses: In which dtypes the equations read each input.
+        fulls: How many equations read each input in float32, counted up to two.
+        identity: The rewritten jaxpr is the jaxpr itself.
         path: The enclosing scopes that the policy's patterns can match.
     """
 

@@ -1,4 +1,4 @@
-"""The plan of an ordinary equation: its cast policy, and the votes of its operands, decide."""
+"""Plans an equation without bodies: by its cast policy, guards, requests and votes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ from .votes import far_literal, is_harmless, literal_guard, starts_stream, voter
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
-_SELECTS = having("affine") & having("rounds")  # elements of the operands, or their negatives
+_SELECTS = having("affine") & having("rounds")  # returns elements of operands, or their negatives
 _COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
@@ -75,10 +75,10 @@ _PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
 
 
 class Link(NamedTuple):
-    """A link of a chain that plans an equation.
+    """A step in a chain that plans an equation.
 
     Args:
-        decides: From an equation to its plan, None to leave it to the next link.
+        decides: Returns the plan of an equation, None to leave it to the next link.
         names: The primitives that it decides about, None for all.
     """
 
@@ -114,8 +114,9 @@ def _has_no_floats(ctx: Context) -> EquationPlan | None:
 
 
 def _moves_a_source(ctx: Context) -> EquationPlan | None:
-    """A parameter, an input or a literal is moved in its own dtype, and cast for its consumers."""
-    # Whether it has 16-bit consumers is not known yet; for them the 16-bit copy is moved instead.
+    """A move of a source returns a source of the same dtype, which each consumer casts."""
+    # Whether the result has 16-bit consumers is not known yet. For them the rewriter moves the
+    # 16-bit copy instead.
     if len(ctx.floats) == 1:
         i = ctx.floats[0]
         return move_source(ctx, i) if ctx.given[i].source is not None else None
@@ -130,9 +131,9 @@ def _stands_in_scope(ctx: Context) -> EquationPlan | None:
 
 
 def _is_not_ours(ctx: Context) -> EquationPlan | None:
-    """Another float dtype is kept, and so is a scatter with an update of the user's own."""
-    # float64, float8, and float16 in a bfloat16 program are choices of the user, for digits, with
-    # other scales, or with a known range.
+    """An equation with another float dtype is kept, and so is a scatter with a user's update."""
+    # float64, float8, and float16 in a bfloat16 program are choices of the user: for their digits,
+    # with float8 scales, or for values of a known range.
     if foreign := ctx.foreign:
         return keep(ctx, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", foreign))
     if ctx.name in _REDISPATCHED and not reading.has_plain_update(ctx.eqn):
@@ -143,7 +144,7 @@ def _is_not_ours(ctx: Context) -> EquationPlan | None:
 def _is_known(ctx: Context) -> EquationPlan | None:
     """A function of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
-    # float32 value that votes, and would raise the scores of every attention.
+    # computed float32 value, whose vote raises the scores of every attention to float32.
     if any([state.known_value is None or state.dtype != FLOAT32 for state in ctx.given]):
         return None
     known = fold(ctx.name, ctx.given)
@@ -151,7 +152,7 @@ def _is_known(ctx: Context) -> EquationPlan | None:
 
 
 def _has_a_rule(ctx: Context) -> EquationPlan | None:
-    """The rule of the primitive: ``with_rules``, a registered one, the default; else it is kept."""
+    """The rule of the primitive decides; an equation without a rule keeps its dtypes."""
     rule, origin = known_rule(ctx.name, ctx.region.rule)
     if origin == "unknown":
         return keep(ctx, Reason(ReasonCode.UNKNOWN, ctx.name))
@@ -174,7 +175,7 @@ DECISIONS: tuple[Link, ...] = (
 
 
 def _decided(rule: Any, ctx: Context) -> Decision:
-    """Returns the decision of a user's function."""
+    """Returns the decision of a rule that is a function."""
     view = view_of(ctx.eqn, ctx.given, ctx.region.names, ctx.compute_dtype)
     decision = apply_rule(rule, view)
     if decision.policy is not None:
@@ -183,13 +184,13 @@ def _decided(rule: Any, ctx: Context) -> Decision:
 
 
 def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
-    """Returns the plan of a cast policy, before the other parts of the decision.
+    """Returns the plan by the cast policy of a decision, without the decision's other fields.
 
     Args:
         ctx: The equation.
         decision: The rule's decision.
-        origin: The origin of its rule. `GUARDS` keep no product in float32 that `with_rules`
-            lowers, and `_leads_to_no_product` no equation that a user's rule promotes.
+        origin: The origin of its rule. `GUARDS` do not apply to a product that `with_rules` lowers,
+            and `_leads_to_no_product` applies to default rules only.
     """
     contracts = ctx.name in _CONTRACTS
     if decision.policy is CastPolicy.KEEP:
@@ -227,7 +228,7 @@ def _because(code: ReasonCode, request: Request) -> Reason:
 def _lower(ctx: Context, guarded: bool) -> EquationPlan:
     """Returns the plan in the compute dtype, unless the user or a guard decides for float32."""
     contracts = ctx.name in _CONTRACTS
-    # A rule of the policy, or a scope with a dtype, is a later decision than the program's text.
+    # A rule of the policy, or a scope with a dtype, overrules a precision in the program.
     overrules = not guarded or bool(ctx.region.cause)
     if contracts and (plan := _requested(ctx, overrules)) is not None:
         return plan
@@ -236,8 +237,8 @@ def _lower(ctx: Context, guarded: bool) -> EquationPlan:
     # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; the only errors
     # are the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
     plan = in_dtype(ctx, ctx.compute_dtype, _LOW)
-    # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if they
-    # have 16 bits.
+    # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if the
+    # operands have 16 bits.
     declared_low = all(aval_of(ctx.eqn.invars[i]).dtype == ctx.compute_dtype for i in ctx.floats)
     if contracts and declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
         results = tuple(ValueState(FLOAT32) for _ in plan.results)
@@ -254,11 +255,11 @@ def _lower(ctx: Context, guarded: bool) -> EquationPlan:
 
 
 def _requested(ctx: Context, overrules: bool) -> EquationPlan | None:
-    """Returns the plan of a product with a precision or a result dtype in the program.
+    """Returns the plan of a product that keeps its dtypes, None for one that may be lowered.
 
     Args:
         ctx: The product.
-        overrules: The policy lowers it regardless of the program's precision.
+        overrules: The policy lowers the product regardless of the program's precision.
     """
     if not overrules and (precision := reading.requested_precision(ctx.eqn)) is not None:
         return keep(ctx, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
@@ -272,10 +273,10 @@ def _requested(ctx: Context, overrules: bool) -> EquationPlan | None:
 def _exceeds_the_range(ctx: Context) -> EquationPlan | None:
     """A literal or constant needs float32 if the compute dtype makes it infinity, 0, 1 or -1.
 
-    Without it: -1e9 of a mask is -inf in float16, and a masked row NaN.
+    Without this guard, a mask's -1e9 was -inf in float16, and a masked row NaN.
     """
-    # Only for float16 (65,504) are weights searched for large values: what exceeds bfloat16
-    # (3.4e38) exceeds float32, too.
+    # The weights of a product are searched for large values for float16 (65,504) only: a value that
+    # exceeds bfloat16 (3.4e38) exceeds float32, too.
     if ctx.name in _CONTRACTS and ctx.compute_dtype != np.float16:
         return None
     reason = literal_guard(ctx.given, ctx.floats, ctx.compute_dtype)
@@ -285,8 +286,8 @@ def _exceeds_the_range(ctx: Context) -> EquationPlan | None:
 def _cannot_pay(ctx: Context) -> EquationPlan | None:
     """A contraction that sums at most 4 elements promotes, as a `mul` does: 16 bits save no time.
 
-    Without it: atoms in a cell of 70 A were 0.3 A off, pixels of a camera 2.6, and at a position of
-    1,000 an angle 2 radians.
+    Without this guard, atoms in a cell of 70 angstroms were 0.3 angstroms off, points in a camera's
+    image 2.6 pixels, and the angle of position 1,000 was 2 radians off.
     """
     if not cannot_pay(ctx.eqn):
         return None
@@ -299,7 +300,7 @@ def _cannot_pay(ctx: Context) -> EquationPlan | None:
 
 
 def _saying(why: str, plan: EquationPlan) -> EquationPlan:
-    """Returns a plan by votes, with the reason why votes decide, or why they do not."""
+    """Returns the plan with ``why`` appended to its cause, if votes decided about it."""
     votes = (ReasonCode.PROMOTE_LOW, ReasonCode.PROMOTE_FULL, ReasonCode.SOURCE)
     if plan.reason.code not in votes:
         return plan
@@ -308,10 +309,11 @@ def _saying(why: str, plan: EquationPlan) -> EquationPlan:
 
 
 def _reads_what_needs_digits(ctx: Context) -> EquationPlan | None:
-    """A contraction of positions, a stencil, or (for float16) an unbounded `exp` is float32.
+    """A contraction with positions, a stencil or (in float16) an unbounded `exp` is float32.
 
-    Without it: the angle of position 255, a number of bfloat16, was half a radian off, the
-    Laplacian of a smooth field 3.7 times its size, and `exp(s) @ v` infinite from scores of 11.1.
+    Without this guard, the angle of position 255, which bfloat16 holds, was half a radian off, the
+    Laplacian of a smooth field was off by 3.7 times its size, and `exp(s) @ v` was infinite from
+    scores of 11.1 on.
     """
     reasons = (reason for i in (0, 1) if (reason := _needs_digits(ctx, i)) is not None)
     return next((in_dtype(ctx, FLOAT32, reason) for reason in reasons), None)
@@ -321,32 +323,34 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
     """Returns why operand ``i`` of a contraction needs float32, None if it does not."""
     state, marks, constant = ctx.given[i], ctx.marks[i], ctx.given[i].const_range
     if constant is not None:
-        # The result is a small difference of its terms. No learned weight adds up to 0.
+        # With such a constant, the result is a small difference of large terms. No learned weight
+        # adds up to 0.
         if constant.small.is_stencil:
             return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
         if constant.small.has_both_signs and reading.multiplies_points(ctx.eqn, i):
             return Reason(ReasonCode.LITERAL, f"constant {i} adds and subtracts points", (i,))
-    # An angle is a position times a frequency. Integers with a known bound are positions. Inputs
-    # have none: they are positions if at most three are summed (x, y, z), else a mask, one-hot
-    # rows, an adjacency or a weight.
+    # An angle is a position times a frequency. Integers with a known bound are positions. Integer
+    # inputs have an infinite bound: they are positions if the contraction sums at most three (x, y,
+    # z), else a mask, one-hot rows, an adjacency or a weight.
     bound = state.integer_bound
     is_counted = bound is not None and 1 < bound < math.inf
     if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(ctx.eqn))):
         return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-    # Positions that are scaled, or are a constant of the program, are evenly spaced numbers.
+    # Scaled positions are evenly spaced numbers, and so are positions in a constant.
     if marks.counted or (constant is not None and constant.small.is_even):
         return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
-    # An `exp` of a value less its row's maximum is at most 1, and so is that of a negated square.
+    # The mark is not set for the `exp` of a value less its row's maximum, or of a negated square,
+    # which are at most 1.
     if marks.exponential and state.dtype == FLOAT32 and ctx.compute_dtype == np.float16:
         return Reason(ReasonCode.LITERAL, f"operand {i} is an exp without a bound", (i,))
     return None
 
 
 def _is_needed(ctx: Context) -> EquationPlan | None:
-    """A contraction is float32 if a consumer needs its digits: squares, a decomposition, an index.
+    """A contraction is float32 if a consumer needs its digits: a decomposition, an index.
 
-    Without it: see `EXPANDED` and `DECOMPOSED`; 98 % of the cells of a quantizer of
-    mixed radices were wrong.
+    Without this guard, 98 % of the cells of a mixed-radix quantizer were wrong. `needs.ROWS` has
+    the errors for other consumers.
     """
     if ctx.need & OF_PRODUCTS:
         row = next(row for row in ROWS if ctx.need & row.need & OF_PRODUCTS)
@@ -358,8 +362,8 @@ def _is_needed(ctx: Context) -> EquationPlan | None:
 def _reads_whole(ctx: Context) -> bool | None:
     """Returns whether 16 bits hold the operands of a product of integers, None for other products.
 
-    A product of integers and other values counts if its result becomes an index, such as a table
-    times one-hot rows.
+    A product of integers and other values, such as one-hot rows times a table, counts if its result
+    becomes an index.
     """
     held = [_holds_whole(ctx, i) for i in (0, 1)]
     if held == [None, None] or (None in held and not ctx.need & Need.SNAP):
@@ -376,7 +380,7 @@ def _holds_whole(ctx: Context, i: int) -> bool | None:
     if not ctx.marks[i].whole:
         return None
     known = state.known_value
-    with np.errstate(over="ignore"):  # infinity is another number
+    with np.errstate(over="ignore"):  # an overflow to infinity is unequal
         is_held = known is not None and ctx.compute_dtype.type(known) == known
     return state.may_be_rounded or bool(is_held)
 
@@ -390,15 +394,15 @@ GUARDS: tuple[Link, ...] = (
 
 
 def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan of a matmul that returns the gradients of its sources as accumulators.
+    """Returns the plan with a float32 gradient of each source that a 16-bit matmul reads.
 
-    Not of convolutions: XLA's GPU backend computes one with a float32 result in float32.
+    A convolution keeps its plan: XLA's GPU backend runs one with a float32 result in float32.
     """
     if ctx.name not in _CONTRACTS or not _is_rounded(plan):
         return plan
-    # The gradient of a weight is a sum over a batch on many devices. Rounded before it is added up
-    # there, it loses what differs between them: 257 becomes 256 in bfloat16.
-    # ``level="by_hand"`` takes that loss for half the bytes between the devices.
+    # The gradient of a weight is a sum over a batch, and over devices. If it is rounded before the
+    # sum over devices, their small differences are lost: 257 becomes 256 in bfloat16.
+    # ``level="by_hand"`` accepts this loss, to send half the bytes.
     action = _contract(ctx, plan)
     of_source = action.of_sources and any(
         s.source is not None and s.dtype == FLOAT32 for s in ctx.given[:2]
@@ -421,7 +425,7 @@ def _with_float32_result(ctx: Context, plan: EquationPlan, reason: Reason) -> Eq
 
 
 def _is_rounded(plan: EquationPlan) -> bool:
-    """Whether autocast lowers the equation, and so rounds its result to 16 bits."""
+    """Whether the plan lowers the equation, and so rounds its result to 16 bits."""
     lowered = plan.reason is _LOW and not isinstance(plan.action, Keep)
     return lowered and plan.results[0].dtype != FLOAT32
 
@@ -430,14 +434,15 @@ def _is_rounded(plan: EquationPlan) -> bool:
 
 
 def _leads_to_no_product(ctx: Context) -> EquationPlan | None:
-    """A value is computed in 16 bits only on a path from a product to a product: else float32.
+    """A value is float32 unless it leads, through elementwise operations and moves, to a product.
 
-    Without it: `int(sigmoid(x @ w) * 255)` was wrong in 2 to 25 % of its elements in bfloat16.
+    Without this link, `int(sigmoid(x @ w) * 255)` was wrong in 2 to 25 % of its elements in
+    bfloat16.
     """
     if ctx.need & Need.LEADS or ctx.name in _COMPUTES_NOTHING:
         return None
     plan = next(_plans(_PROMOTES, ctx))
-    # Values that the program declares in 16 bits stay there.
+    # Values that the program declares in 16 bits stay in 16 bits.
     is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and plan.results[0].dtype != FLOAT32
     if is_rounded and ctx.declared(ctx.eqn.outvars[0]) == FLOAT32:
         return in_dtype(ctx, FLOAT32, _NO_PRODUCT)
@@ -445,21 +450,23 @@ def _leads_to_no_product(ctx: Context) -> EquationPlan | None:
 
 
 def _is_accumulator(ctx: Context) -> EquationPlan | None:
-    """A value that is added to again and again is float32 (not at "compute").
+    """A value that is added to again and again is float32 (not at level "compute").
 
-    Without it: of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %.
+    Without this link, a bfloat16 residual stream lost 86 to 97 % of 24 branches of 1e-3.
     """
     accumulates = ctx.accumulates and not ctx.policy.data_abstains
     return in_dtype(ctx, FLOAT32, _ACCUMULATES) if accumulates else None
 
 
 def _derivative_leaves(ctx: Context) -> EquationPlan | None:
-    """An equation whose derivative may leave float16 runs in float32, and is rounded once.
+    """An equation whose derivative may leave float16's range is float32, and rounded once.
 
-    Without it: a gradient of linear attention was 20 times its size off, that of a GELU NaN.
+    Without this link, a gradient of linear attention was off by 20 times its size, and the gradient
+    of a GELU was NaN.
     """
-    # JAX's rule of `a / b` holds b**-2, which is 0 from 4,096 on and infinite below 1/256; its rule
-    # of a cube, as in a GELU, holds 3 x**2, infinite from 148 on. No loss scale mends these.
+    # JAX's derivative of `a / b` computes b**-2, which is 0 in float16 from b = 4,096 on and
+    # infinite below 1/256. Its derivative of a cube, as in a GELU, computes 3 x**2, infinite from
+    # 148 on. No loss scale mends these.
     if ctx.compute_dtype != np.float16:
         return None
     exponents = reading.derivative_exponents(ctx.eqn).items()
@@ -477,9 +484,10 @@ def _derivative_leaves(ctx: Context) -> EquationPlan | None:
 def _is_norm(ctx: Context) -> EquationPlan | None:
     """A product of a vector with itself is float32, as `norm` is.
 
-    Without it: the squares of hundreds added up to infinity in float16.
+    Without this link, the squared norm of a vector with elements in the hundreds was infinite in
+    float16.
     """
-    # A function of sources alone stays float32 for its consumers, as in any other promotion.
+    # A later link, `_voters_decide`, makes a source of a function of sources alone.
     if all([state.source is not None for state in ctx.given]):
         return None
     return in_dtype(ctx, FLOAT32, _SQUARES) if reading.is_norm(ctx.eqn) else None
@@ -487,8 +495,8 @@ def _is_norm(ctx: Context) -> EquationPlan | None:
 
 def _readers_agree(ctx: Context) -> EquationPlan | None:
     """An equation runs in the dtype that its consumers request, unless a guard refuses."""
-    # Requests come before votes: a value with consumers in another dtype would be cast for each,
-    # and digits that a cast to 16 bits drops are lost to a float32 consumer.
+    # Requests come before votes: otherwise each consumer would cast the value, and a float32
+    # consumer would miss the digits that 16 bits drop.
     for request in ctx.requests:
         if request.use is Use.FULL:
             code = ReasonCode.LOG_GUARD if ctx.name in _SATURATES else ReasonCode.FEEDER
@@ -500,12 +508,12 @@ def _readers_agree(ctx: Context) -> EquationPlan | None:
 
 
 def _voters_decide(ctx: Context) -> EquationPlan | None:
-    """As in PyTorch and NumPy, the widest voter sets the dtype; see `_of_sources` if none votes."""
+    """The widest voter sets the dtype, as in PyTorch; without voters, `_of_sources` plans."""
     given, floats = ctx.given, ctx.floats
     votes = voters(ctx)
     if not votes:
         return _of_sources(ctx)
-    # A value that the program itself declares in 16 bits stays there, at every level.
+    # A value that the program declares in 16 bits stays in 16 bits at every level.
     declared_full = any(aval_of(ctx.eqn.invars[i]).dtype == FLOAT32 for i in votes)
     if ctx.policy.level == "tensor_cores" and declared_full and ctx.name not in DATA_MOVEMENT:
         return in_dtype(ctx, FLOAT32, _TENSOR_CORES)
@@ -538,13 +546,15 @@ PROMOTIONS: tuple[Link, ...] = (Link(_leads_to_no_product), *_PROMOTES)
 
 
 def _of_sources(ctx: Context) -> EquationPlan:
-    """A function of sources alone is a source: it stays in its own dtype for its consumers."""
+    """Returns the plan of a function of sources alone, whose result is a source in their dtype."""
     floats, given = ctx.floats, ctx.given
-    # A value beyond the range of 16 bits after a literal is computed: no cast may follow.
+    # With a literal beyond the range of 16 bits, the result is a computed float32 value: a source
+    # would be cast to 16 bits for its consumers.
     reason = literal_guard(given, floats, ctx.compute_dtype)
     if reason is not None:
         return in_dtype(ctx, FLOAT32, reason)
-    # With `dtype=` by hand a residual stream is 16 bits from the embedding on.
+    # In a model written by hand with ``dtype=``, the residual stream is 16 bits from the embedding
+    # on.
     if ctx.policy.data_abstains and starts_stream(ctx):
         return in_dtype(ctx, ctx.compute_dtype, _ROWS)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
@@ -553,7 +563,7 @@ def _of_sources(ctx: Context) -> EquationPlan:
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
     plan = in_dtype(ctx, ctx.joined(floats), reason)
-    # A selection of values that may be rounded may be rounded: `where(mask, 1.0, 0.0)`.
+    # If all values to select from may be rounded, so may the selection: `where(mask, 1.0, 0.0)`.
     harmless = ctx.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
     tags = [s.tag for s in given if s.tag is not None and source is Source.PARAM]
     tag = tags[0].moved(is_whole=False) if tags else None

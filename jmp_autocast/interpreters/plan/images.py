@@ -1,8 +1,8 @@
 """Finds differences that cancel, because both operands are linear images of one array.
 
-A linear image is an array after moves, scales and contractions. A value less its average,
-``x - blur(x)``, is a small difference of near numbers, and so is a covariance less its update by
-rank one, ``P - (P x)(x P) / s``. From 16-bit products, such differences keep almost no digits.
+A linear image is an array after moves, scales and contractions. Small differences of near images
+are a value less its average, ``x - blur(x)``, and a covariance less its update by rank one, ``P -
+(P x)(x P) / s``. If 16-bit products compute the images, the difference keeps almost no digits.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Made(enum.IntFlag):
     """How an image is computed from an array, besides moves and scales.
 
     Attributes:
-        AVERAGED: By a contraction with a fixed operand: a window, a matrix of averages.
+        AVERAGED: By a contraction with a fixed operand, such as a window or a matrix of averages.
         PROJECTED: By another contraction.
-        SQUARED: By a product of two such projections of one array.
+        SQUARED: By a product of two projections of one array.
         SUBTRACTED: As a fixed array less a projection, such as ``I - K H`` of a Kalman filter.
     """
 
@@ -46,7 +46,7 @@ _MAX_IMAGES = 8
 
 
 def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
-    """Returns, for each value, the arrays that it was moved or scaled from, and how.
+    """Returns the arrays of which each value is an image, and how each image is computed.
 
     Args:
         jaxpr: An open jaxpr.
@@ -71,12 +71,13 @@ def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
 
 
 def with_images(eqn: JaxprEqn, given: Sequence[Marks], images: Images) -> list[Marks]:
-    """Returns the marks of the operands of a call, and which of them are images of one array.
+    """Returns the marks of the operands of a call, with their `images` set.
 
-    In a `jit` of ``p - outer(gain, a @ p)`` only these show that the gain is computed from ``p``.
+    In the body of a `jit` of ``p - outer(gain, a @ p)``, only `images` shows that the gain is
+    computed from ``p``.
 
     Args:
-        eqn: The call, or another equation with bodies, whose marks stay.
+        eqn: The equation. If it is no call, the marks are returned unchanged.
         given: The marks of its operands.
         images: As `images_in` returns them.
     """
@@ -89,7 +90,10 @@ def with_images(eqn: JaxprEqn, given: Sequence[Marks], images: Images) -> list[M
 
 
 def _numbers(eqn: JaxprEqn, images: Images) -> dict[Any, int]:
-    """Returns a number for each array of a call's operands, none if no two share a computed one."""
+    """Returns numbers for the arrays of which a call's operands are images.
+
+    There are none unless one operand is an array, and another a computed image of it.
+    """
     found = [image_of(v, images) for v in eqn.invars] if is_call(eqn) else []
     made = [(array, how) for image in found for array, how in image.items()]
     plain = {array for array, how in made if not how}
@@ -99,7 +103,7 @@ def _numbers(eqn: JaxprEqn, images: Images) -> dict[Any, int]:
 
 
 def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
-    """Returns the arrays that a value was moved or scaled from; itself if there are none."""
+    """Returns the arrays of which a value is an image, the value itself if there are none."""
     return {} if isinstance(v, Literal) else images.get(v) or {v: ITSELF}
 
 
@@ -118,7 +122,7 @@ def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Ato
         if Made.AVERAGED in pair and pair <= {ITSELF, Made.AVERAGED}:
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
         if pair == {ITSELF} and all([m.averaged == 2 for m in marks]):
-            found += eqn.invars  # neighbors in an average
+            found += eqn.invars  # neighbors in one average
         if ITSELF in pair and any([m & Made.SQUARED for m in pair]):
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
     return found
@@ -169,7 +173,7 @@ def _is_number(v: Atom, marks: Marks) -> bool:
 def _returned(
     eqn: JaxprEqn, given: Sequence[Marks], images: Images, memo: Memo
 ) -> dict[Any, Mapping[Any, Made]]:
-    """Returns the arrays outside of a call that its results were moved or scaled from."""
+    """Returns, for each result of a call, the arrays outside of the call that it is an image of."""
     body = body_of(called(eqn))
     inner = images_in(body, given, memo)
     outer: dict[Any, Any] = dict(

@@ -40,14 +40,14 @@ from .votes import literal_guard
 
 
 def _widened(states: Sequence[ValueState]) -> list[np.dtype | None]:
-    """Returns the casts of values that are computed in 16 bits before a loop and consumed in it."""
+    """Returns the casts to float32 of 16-bit values that are computed before a loop."""
     return [FLOAT32 if s.source is None and is_16_bit(s.dtype) else None for s in states]
 
 
 def _as_parameters(
     states: Sequence[ValueState], casts: Sequence[np.dtype | None]
 ) -> list[ValueState]:
-    """Returns the state, inside a loop, of a value from before the loop: a source in the loop.
+    """Returns the states, inside a loop, of values from before the loop, as sources.
 
     Each step reads a view of one 16-bit copy, and the gradients of the steps add up in float32.
     Added up in 16 bits, 2,048 steps lost four fifths of the gradient of a normalized weight.
@@ -57,9 +57,9 @@ def _as_parameters(
         dtype = cast or state.dtype
         if dtype != FLOAT32 or state.source is not None:
             return state
-        # Values that were float32 outside the loop vote inside it, like data: rounded like a bias,
-        # computed times changed the phase of a cosine in the loop by 2**-11 of the time. Values
-        # that were 16 bits can be rounded again without loss.
+        # A float32 value from before the loop votes inside, as data does: if computed times were
+        # rounded as a bias is, the phase of a cosine changed by 2**-11 of the time. A widened
+        # 16-bit value can be rounded again without loss.
         if cast is None:
             return dataclasses.replace(state, source=Source.DATA)
         return dataclasses.replace(state, dtype=FLOAT32, source=Source.PARAM, may_be_rounded=True)
@@ -69,12 +69,12 @@ def _as_parameters(
 
 @plans("scan")
 def _scan(planner: Plans, ctx: Context) -> EquationPlan:
-    """A scan: constants are cast before it; each carry has one dtype in all iterations."""
+    """Plans a scan: constants are cast before it; each carry has one dtype in all iterations."""
     (body,), given = bodies(ctx.eqn), ctx.given
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]
-    # A 16-bit value from before the loop is widened once, so that its gradients of all steps meet
-    # in float32; the steps read a view of the 16-bit copy that is there already.
+    # A 16-bit value from before the loop is widened once, so that the gradients of all steps add up
+    # in float32. The steps read views of the 16-bit value.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
     tagged = [(s, s.tag) for s in given[end:]]
@@ -91,13 +91,13 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
         requests = [dataclasses.replace(request, needs=need) for request, need in pairs]
         return planner.plan(body.jaxpr, inputs, [*requests, *ys], ctx.region.names)
 
-    # The dtype of a carry decides the dtypes in the body, and the body that of the carry: the pair
-    # is settled before anything else is read from the plan.
+    # The dtypes of the carries decide the dtypes in the body, and the body those of the carries:
+    # both are settled before the plan is used.
     carries, reason = _carries(planner.policy, ctx, body, accumulating, plan_body)
     returned = [Request(d) for d in carries]
     inner = plan_body(carries, returned)
-    # A slice of data is cast with its siblings, before the loop; one of a stacked parameter inside,
-    # so that a copy of all layers never exists at once.
+    # Stacked data is cast before the loop, all slices at once. A stacked parameter is cast slice by
+    # slice in the loop, so that no 16-bit copy of all layers exists.
     operands = [*widened, *(None,) * (len(given) - start)]
     operands[end:] = read_low(inner, ctx, (None, Source.DATA))[end:]
     if any(operands[end:]):
@@ -144,9 +144,10 @@ def _accumulating(policy: Policy, ctx: Context, body: Body) -> frozenset[int]:
     jaxpr, count = body_of(body.jaxpr), len(body.carries)
     found = accumulating_carries(jaxpr, body.fixed, count)
     if policy.data_abstains:
-        # At level "compute" a residual stream is 16 bits by intent, also in a scan over layers: a
-        # TPU moved 1.12 times the bytes of the hand-written model while it was float32 there.
-        # One that was cast before a function with a rule of its own is no source inside of it.
+        # At level "compute" a residual stream is 16 bits by intent, also in a scan over layers:
+        # with a float32 carry, a TPU moved 1.12 times the bytes of the hand-written model. A
+        # parameter that was cast before a function with a derivative rule is a computed value in
+        # the function, where only its marks identify it.
         parameters = frozenset(
             i
             for i, (state, m) in enumerate(zip(ctx.given, ctx.marks, strict=True))
@@ -163,7 +164,7 @@ def _carries(
     accumulating: frozenset[int],
     plan_body: Callable[..., Plan],
 ) -> tuple[list[np.dtype | None], Reason]:
-    """Returns the dtype of each carry of a scan, and why those that are float32 are."""
+    """Returns the dtype of each carry of a scan, and a reason if any carry is float32."""
     start, count = body.fixed, len(body.carries)
     initial = ctx.given[start : start + count]
     variables = body_of(body.jaxpr).invars[start : start + count]
@@ -171,7 +172,8 @@ def _carries(
     guess = _first_guess(declared, initial, accumulating, ctx.region, policy.data_abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
-        # A carry with a trial dtype may return from the body in another; a declared dtype is kept.
+        # A carry in its declared dtype is requested in it; a carry that is tried in 16 bits is
+        # requested in no dtype, to see which one the body returns.
         free = [Request(d if d == e else None) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
@@ -186,16 +188,16 @@ def _first_guess(
     region: Region,
     data_abstains: bool,
 ) -> list[np.dtype | None]:
-    """Returns the dtype that each carry may have at best; planning the body can only raise it.
+    """Returns the narrowest dtype that each carry may have; planning the body can only raise it.
 
-    A carry starts in 16 bits if its initial value is computed there, or is a source without a vote,
-    such as zeros. One that accumulates over the iterations stays float32: over 2,048 steps a
-    16-bit sum loses three quarters of its value.
+    A carry starts in 16 bits if its initial value is computed in 16 bits, or is a source without a
+    vote, such as zeros. A carry that accumulates over the iterations stays float32: over 2,048
+    steps a 16-bit sum loses three quarters of its value.
 
     Args:
         declared: The dtypes that the program declares for the carries.
         initial: The state of each initial value.
-        accumulating: The indices of the carries that accumulate, and stay float32.
+        accumulating: The indices of the carries that accumulate.
         region: The region of the loop.
         data_abstains: The program's inputs have no vote.
     """
@@ -205,8 +207,8 @@ def _first_guess(
     def guess(k: int, declared: np.dtype | None, state: ValueState) -> np.dtype | None:
         if compute_dtype is None or declared != FLOAT32 or k in accumulating:
             return declared
-        # A running maximum starts at finfo(float32).min, which 16 bits turn into -inf, and exp(-inf
-        # + inf) into NaN.
+        # A running maximum starts at finfo(float32).min, which float16 makes -inf, and exp(-inf +
+        # inf) is NaN.
         if literal_guard([state], [0], compute_dtype) is not None:
             return declared
         votes_full = state.dtype != compute_dtype and state.source in voting
@@ -222,9 +224,9 @@ def _settled(
     initial: Sequence[ValueState],
     returned_by_body: Callable[[Sequence[np.dtype | None]], Sequence[ValueState]],
 ) -> list[np.dtype | None]:
-    """Returns the dtypes with which the body returns each carry in the dtype that it took.
+    """Returns dtypes in which the body both takes and returns each carry.
 
-    This ends: each round returns at least one more carry to its declared dtype, for good.
+    The loop ends: each round gives at least one more carry its declared dtype, for good.
 
     Args:
         carries: The first guess.
@@ -248,8 +250,8 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
     """Returns whether a carry can be cast to a dtype, although its body returns another.
 
     A source that the body returns, such as zeros that reset a state, can be cast if the dtype holds
-    its value. Data cannot: the next iteration computes with it. A parameter can only if the loop
-    computes; a loop that passes an argument on must not round it.
+    its value. Data cannot: the next iteration computes with it. A parameter can if the initial
+    value is computed: a loop that passes an argument on must not round it.
 
     Args:
         dtype: The dtype.
@@ -269,7 +271,7 @@ def _carry_reason(
     accumulating: frozenset[int],
     start: int,
 ) -> Reason:
-    """Returns why carries are float32; ``start`` is the position of the first carry's operand."""
+    """Returns why carries are float32; ``start`` is the position of the first initial value."""
     kept = [k for k, (d, e) in enumerate(zip(carries, declared, strict=True)) if e and d == e]
     if accumulated := [k for k in kept if k in accumulating]:
         cause = f"carries {accumulated} accumulate"
@@ -283,11 +285,11 @@ def _carry_reason(
 
 @plans("while")
 def _while(planner: Plans, ctx: Context) -> EquationPlan:
-    """A while loop: nobody knows how often it runs, so all its carries keep their declared dtypes.
+    """Plans a while loop, whose number of steps is unknown: carries keep their declared dtypes.
 
-    Half an ulp of bfloat16 a step, 2**-9 of the value, is all of it after 512 steps.
+    A rounding to bfloat16 in each step, by up to 2**-9 of the value, may lose all of it after 512
+    steps.
     """
-    # No carry is tried in 16 bits: over unknown iterations the error has no bound.
     held, given = bodies(ctx.eqn), ctx.given
     inner, uses = [], full_if_float(ctx)
     dtypes = [ctx.declared(v) for v in ctx.eqn.outvars]

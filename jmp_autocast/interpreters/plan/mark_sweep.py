@@ -1,8 +1,7 @@
 """The sweep of marks over a jaxpr, from the first equation to the last.
 
-Like needs (`needs`) marks are known before the plan, and they enter and leave a call, a checkpoint
-or a branch as if it were inlined. Which carries of a loop come back to themselves is its structure
-alone.
+Like needs (`needs`), marks are known before the plan, and they enter and leave a call, a checkpoint
+or a branch as if it were inlined. This module also finds the carries of a loop that accumulate.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ def _of_number(literal: Literal) -> Marks:
 
 
 def _of_equal(eqn: JaxprEqn, marks: Sequence[Marks], memo: Memo) -> Marks:
-    """Returns the marks of results, once for equal equations on operands of equal marks."""
+    """Returns the marks of results, cached for equal equations on operands with equal marks."""
     operands = [sign_of(v) if isinstance(v, Literal) else None for v in eqn.invars]
     is_same = len(eqn.invars) > 1 and eqn.invars[0] is eqn.invars[1]
     avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
@@ -95,7 +94,7 @@ def _of_equal(eqn: JaxprEqn, marks: Sequence[Marks], memo: Memo) -> Marks:
 
 
 def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, Atom]:
-    """Returns the array that each moved or cast value of a jaxpr holds the elements of.
+    """Returns, for each moved or cast value of a jaxpr, the array whose elements it holds.
 
     Args:
         jaxpr: An open jaxpr.
@@ -124,7 +123,7 @@ def _array(v: Atom, moved: Mapping[Any, Atom]) -> Atom:
 
 
 def _returned(eqn: JaxprEqn, moved: Mapping[Any, Atom], memo: Memo) -> dict[Any, Atom]:
-    """Returns the arrays that the results of a call hold: of its operands, or of one another."""
+    """Returns, for each result of a call, the operand or earlier result whose elements it holds."""
     body = body_of(called(eqn))
     inner = moved_in(body, [NONE] * len(body.invars), memo)
     outer = dict(zip(body.invars, [_array(v, moved) for v in eqn.invars], strict=True))
@@ -133,17 +132,19 @@ def _returned(eqn: JaxprEqn, moved: Mapping[Any, Atom], memo: Memo) -> dict[Any,
 
 
 def given_to(eqn: JaxprEqn, all_marks: AllMarks, moved: Mapping[Any, Atom]) -> list[Marks]:
-    """Returns the marks of the operands of a call or a loop, and which of them alias one array.
+    """Returns the marks of the operands of a call or a loop, with `same` set for aliases.
 
-    In a `jit` of ``a @ b.T`` only these marks show that both are one array: distances of a Gram
-    matrix were 20 % off in bfloat16, and 0.6 % when written inline.
+    In the body of a `jit` of ``a @ b.T``, only `same` shows that ``a`` and ``b`` are one array.
+    Without it, distances from a Gram matrix were 20 % off in bfloat16, and 0.6 % when written
+    inline.
 
     Args:
         eqn: The call or the loop.
         all_marks: The result of `marks_of`.
         moved: The result of `moved_in`.
     """
-    # Rows of an array are no rows of its transpose.
+    # A loop may read slices, and rows of an array are not rows of its transpose: a moved array is
+    # an alias for a call only.
     arrays = [_array(v, moved) if is_call(eqn) else v for v in eqn.invars]
     contexts: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
@@ -171,7 +172,7 @@ def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Mar
 def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
     """Returns the marks of the inputs of a body.
 
-    A carry has those of its initial value and those that an iteration gives it.
+    A carry has the marks of its initial value and those of the value that an iteration returns.
 
     Args:
         body: The body.
@@ -179,7 +180,7 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         memo: As for `marks_of`.
     """
     inputs = [given[i] for i in body.operands]
-    # The body determines the marks of a carry in the condition.
+    # In the condition of a loop, which does not compute the carries, they have no marks.
     for i in body.carried:
         inputs[i] = inputs[i]._replace(summed=False, same=0, images=()) if body.carries else NONE
     if not body.carries:
@@ -192,13 +193,13 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
 
 
 def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
-    """Returns the marks of a loop's inputs, with those of the carries after an iteration."""
+    """Returns the marks of a loop's inputs, with the marks that iterations add to carries."""
     jaxpr = body_of(body.jaxpr)
     while True:
         before, marks = list(inputs), lookup(marks_of(jaxpr, inputs, memo), jaxpr.outvars)
         for i, k in body.carries:
             inputs[i] = Marks.union([inputs[i], marks[k]])._replace(summed=inputs[i].summed)
-        if inputs == before:  # it ends: `union` moves each mark in one direction only
+        if inputs == before:  # terminates: `union` moves each mark in one direction only
             return inputs
 
 
@@ -215,7 +216,7 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
 
     marks = marks_of(jaxpr, inputs, memo)
     shapes = {aval_of(v).shape for v, m in marks.items() if m.exponential}
-    # Beside a sum of them so far, each that is added leaves a sum of them.
+    # A carry of such a shape is exponential if, marked so on entry, the body returns it marked so.
     sums = frozenset(
         i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
     )
@@ -225,10 +226,10 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
 
 
 def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
-    """Returns the outputs of a body that are carries of its loop which accumulate.
+    """Returns the indices of the outputs of a body that are accumulating carries.
 
     Args:
-        body: The body of a loop, or of anything else, which has no carries.
+        body: The body of a loop, or another one, which has no carries.
         memo: As for `marks_of`.
     """
     if not body.carries:
@@ -243,15 +244,15 @@ def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
 
 
 def accumulating_carries(body: Jaxpr, first: int, count: int) -> frozenset[int]:
-    """Returns the carries that come back to themselves through sums, products and the like.
+    """Returns the carries that are computed from themselves by sums, products and the like.
 
-    A path through a matmul or a convolution does not count: it is a new value in each step. Nor
-    does one through a sigmoid, whose slope is at most 1/4. Other functions are the identity
-    somewhere: 4,096 steps of ``sqrt(h * h + y)`` ended at 11.4 instead of 45.25 in bfloat16.
+    A path through a matmul or a convolution does not count: the result is a new value in each step.
+    Neither does a path through a sigmoid, whose slope is at most 1/4. Other functions may have a
+    slope of 1: 4,096 steps of ``sqrt(h * h + y)`` ended at 11.4 instead of 45.25 in bfloat16.
 
     Args:
         body: The loop's body.
-        first: The input that is its first carry. The carries are the first outputs.
+        first: The position of its first carry among the inputs. The carries are the first outputs.
         count: The number of carries.
     """
     sources = [
@@ -260,9 +261,9 @@ def accumulating_carries(body: Jaxpr, first: int, count: int) -> frozenset[int]:
     ]
 
     def returns_to(k: int) -> bool:
-        # A carry that reaches itself adds up the rounding of each step, like a running mean; one
-        # that goes through a matmul is a new value each time, like the state of an RNN. Carries may
-        # swap places: follow the paths over several iterations.
+        # A carry that reaches itself adds up the rounding errors of all steps, as a running mean
+        # does; the state of an RNN, which goes through a matmul, does not. Carries may swap places:
+        # the paths are followed over several iterations.
         pending, seen = list(sources[k]), set()
         while pending and k not in seen:
             if (i := pending.pop()) not in seen:
@@ -276,14 +277,14 @@ def accumulating_carries(body: Jaxpr, first: int, count: int) -> frozenset[int]:
 def residual_streams(
     body: Jaxpr, first: int, count: int, parameters: frozenset[int]
 ) -> frozenset[int]:
-    """Returns the carries ``x`` that come back as ``x + f(x)`` with layers in ``f``.
+    """Returns the carries ``x`` that the body returns as ``x + f(x)``, with layers in ``f``.
 
-    A layer multiplies the carry with a parameter. What multiplies it with data is a solver's or an
-    optimizer's step, whose carry is an accumulator like any other.
+    A layer multiplies the carry by a parameter. If ``f`` multiplies it by data only, the loop is a
+    solver or an optimizer, whose carry is an accumulator.
 
     Args:
         body: The loop's body.
-        first: The input that is its first carry. The carries are the first outputs.
+        first: The position of its first carry among the inputs. The carries are the first outputs.
         count: The number of carries.
         parameters: The inputs of the body that are parameters.
     """
@@ -292,7 +293,7 @@ def residual_streams(
 
 
 class _Origins(NamedTuple):
-    """The inputs of a body that reach a value through cheap equations, and through a layer."""
+    """The inputs of a body that reach a value by cheap equations only, and through a layer."""
 
     cheap: frozenset[int] = frozenset()
     layered: frozenset[int] = frozenset()
@@ -308,8 +309,8 @@ def _origins(
 ) -> list[_Origins]:
     """Returns, for each output, the inputs that reach it.
 
-    Cheaply: with no matmul and no damping function between. Through a layer: with a matmul between,
-    whose other operand comes from a parameter.
+    The path of a ``cheap`` input has no matmul and no damping function. The path of a ``layered``
+    input has a matmul whose other operand comes from a parameter.
 
     Args:
         body: The body of a loop, or of a call in it.

@@ -1,19 +1,19 @@
 """Marks: forward facts about how a value is computed, as one table.
 
-Marks do not depend on dtypes. Each row of `ROWS` has a mark, the primitives that make it, those
-through which it passes, and how the marks of their operands are joined.
+Marks do not depend on dtypes. Each row of `ROWS` has a mark, the primitives that make it, the
+primitives through which it passes, and a function that joins the marks of operands.
 
 **Chains.** A value that is added to again and again is an accumulator: the residual stream of a
 transformer, the state of an integrator, a sum over experts. In 16 bits each sum rounds the whole
 value, however small the branch is: a bfloat16 stream lost 86 to 97 % of 24 branches of 1e-3
 (`python -m tests.scenarios.chains`). So the planner computes accumulators in float32, in loops and
-written out, for any initial value and any scale of the branches. One sum (a bias, ``q + k``) is no
-chain. Neither is the stream of a convolutional network, a sum of unscaled convolutions: its traffic
-is its speed, and a batch norm gives each branch the size of the stream (PyTorch and ``dtype=`` by
-hand keep it in 16 bits, too).
+written out, for any initial value and any scale of the branches. A single sum (a bias, ``q + k``)
+is no chain. Neither is the stream of a convolutional network, a sum of unscaled convolutions:
+memory traffic limits its speed, and a batch norm gives each branch the size of the stream (PyTorch
+and ``dtype=`` by hand keep it in 16 bits, too).
 
-The error of a product of many factors is that of its factors: those are raised, from the third
-product on (`needs`, SHARP).
+The relative error of a product adds up those of its factors: from the third product on, the factors
+are raised to float32 (`needs`, SHARP).
 
 **Bounds.** An `exp` is at most 1 if its operand is at most 0, as in a softmax, which subtracts the
 maximum of a row first. Without a bound, float16 overflows from `exp(11.1)` on, and no normalization
@@ -59,45 +59,46 @@ _OF_ALL = frozenset(
 
 
 class Marks(NamedTuple):
-    """How a value is computed.
+    """How a value is computed; "since then" names the operations that keep a mark.
 
     Args:
-        summed: A sum of values of one size made it, since then only cheap operations.
-        factors: So many products of values of its size made it, counted up to two.
-        convolved: A convolution made it, since then only operations element by element.
-        scaled: The last of those was a factor that is given: it may be small beside others.
-        spread: So many smaller values are repeated in it: a bias.
+        summed: A sum of two computed values of the result's size; since then only cheap operations.
+        factors: The number of products of values of the result's size behind it, up to two.
+        convolved: The result of a convolution; since then only elementwise operations.
+        scaled: A given factor scales it, and nothing has shifted it since: it may be small beside
+            other summands.
+        spread: The number of elements before a broadcast, as of a bias; 0 without a broadcast.
         given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter; 3
             for a literal, or a function of literals alone.
-        fresh: 2 if a contraction made it, since then only moved or summed; 1 if it was scaled as
-            well. A bias that is added to it is about as large.
-        power: 2 if it was multiplied by itself, 1 if two values of its size were multiplied, since
-            then only moved.
-        squares: 2 for a sum of squares, scaled or summed with others; 1 for its root.
-        sums_powers: A contraction of such products made it, since then only moved.
-        crosses: It is a product of two contractions, or the square of one.
-        added_up: A sum of its elements made it, since then only moved and scaled.
-        of_sums: It is a product of two such sums, scaled.
-        counted: Positions: an `iota` made it, or a cumulative sum of one value, since then only
+        fresh: 2 for the result of a contraction; since then only moved or summed. 1 if it was
+            scaled as well. A bias that is added to it is about as large.
+        power: 2 for a square, 1 for a product of two values of the result's size; since then only
+            moved.
+        squares: 2 for a sum of squares, even if scaled or summed with other values; 1 for its root.
+        sums_powers: A contraction of values with `power`; since then only moved and scaled.
+        crosses: A product of two contractions, or the square of one.
+        added_up: A sum of the elements of an array; since then only moved and scaled.
+        of_sums: A product of two values with `added_up`; since then only scaled.
+        counted: Positions: an `iota`, or the cumulative sum of one repeated value; since then only
             moved, scaled and shifted.
-        gram: 2 if a product of one value with itself made it, since then only scaled, negated and
-            added to such; 1 for elements of one, picked or summed.
-        bound: 1 if no element is far below 0, -1 if none is far above it: the square of a value, or
-            a value less the maximum of its row.
-        exponential: The `exp` of an unbounded value, since then only moved, masked, scaled by given
-            values, multiplied as a matrix and added to such: beyond float16 from `exp(11.1)` on.
-        largest: A maximum of its elements made it, since then only moved, chosen or added to: a
-            value less this one is at most 0.
-        same: Of an input of a body: inputs with one number hold the elements of one array; 0 for
-            none.
-        images: Of an input of a body: the arrays, by number, that it and another input are computed
-            from, and how: `images`.
-        whole: Numbers without a fraction: cast from integers or rounded to them, since then only
-            moved, chosen, added up and multiplied with such.
-        saturated: A function with limits, such as a sigmoid or a tanh, made it.
-        fixed: It depends on no input.
-        averaged: A contraction made it, since then only scaled: 2 with a fixed operand, 1 with
-            others.
+        gram: 2 for the contraction of an array with itself; since then only scaled, negated and
+            added to others with this mark. 1 for its elements, picked or summed.
+        bound: 1 if no element is far below 0, as of a square; -1 if none is far above 0, as of a
+            value less the maximum of its row; 0 if neither is known.
+        exponential: The `exp` of an unbounded value; since then only moved, masked, scaled by given
+            values, contracted and added to others with this mark. It exceeds float16 from
+            `exp(11.1)` on.
+        largest: The maximum of a row; since then only moved, chosen or added to. A value less its
+            row's maximum is at most 0.
+        same: A number for an input of a body: inputs with one number hold the elements of one
+            array. 0 without such an alias.
+        images: For an input of a body: pairs of an array's number and an `images.Made`, for the
+            arrays of which this input is an image.
+        whole: Numbers without a fraction, cast from integers or rounded to them; since then only
+            moved, chosen, added up and multiplied with others with this mark.
+        saturated: The result of a function with limits, such as a sigmoid or a tanh.
+        fixed: The value depends on no input.
+        averaged: 2 for a contraction with a fixed operand, 1 for any other; since then only scaled.
     """
 
     summed: bool = False
@@ -127,7 +128,7 @@ class Marks(NamedTuple):
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
-        """Returns the marks of any of several branches; marks that lower a value, of all."""
+        """Returns each mark that any of several values has; a mark in `_OF_ALL` needs all."""
         found = zip(cls._fields, zip(*several, strict=True), strict=True)
         marks = cls(**{name: (min if name in _OF_ALL else max)(values) for name, values in found})
         return marks if len({m.bound for m in several}) == 1 else marks._replace(bound=0)
@@ -164,11 +165,11 @@ def _shape(v: Atom) -> Any:
 
 
 def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
-    """Returns the operands of a sum that belongs to chains, [] for any other equation."""
+    """Returns the positions of the summands of a chain's sum, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
-    # A given operand votes by itself and belongs to no chain: the bias of `h @ w + b` has the size
-    # of the product if the batch is one example.
+    # A given operand belongs to no chain: in a batch of one example, the bias of `h @ w + b` has
+    # the size of the product.
     summands = [i for i in full_size(eqn, marks) if not marks[i].given]
     return summands if len(summands) == 2 and not is_convolved([marks[i] for i in summands]) else []
 
@@ -192,7 +193,7 @@ def accumulates(eqn: JaxprEqn, marks: Sequence[Marks], is_added: bool) -> bool:
     Args:
         eqn: The equation.
         marks: The marks of its operands.
-        is_added: Its result is a summand of another sum.
+        is_added: The result of the equation is a summand of another sum.
     """
     summands = adds(eqn, marks)
     return bool(summands) and (is_added or any([marks[i].summed for i in summands]))
@@ -203,8 +204,8 @@ class Operands(NamedTuple):
 
     Args:
         eqn: The equation.
-        marks: Their marks.
-        large: The positions of those with the result's shape that are not broadcasts.
+        marks: The marks of its operands.
+        large: The positions of operands with the result's shape that are not broadcasts.
     """
 
     eqn: JaxprEqn
@@ -225,7 +226,7 @@ class Operands(NamedTuple):
         return self.marks if self.name in _JOINS or any([m.given for m in self.marks]) else ()
 
     def bound(self, i: int) -> int:
-        """Returns the bound of an operand, the sign of a literal."""
+        """Returns the bound of an operand; that of a literal is its sign."""
         v = self.eqn.invars[i]
         return sign_of(v) if isinstance(v, Literal) else self.marks[i].bound
 
@@ -269,7 +270,7 @@ def _scaled_by_given(it: Operands, mark: str) -> int:
 
 
 def _of_cases(it: Operands, mark: str) -> bool:
-    # In `where(x > 0, x, exp(x) - 1)` each branch holds its own range.
+    # All cases need the mark: in `where(x > 0, x, exp(x) - 1)` the condition bounds the `exp`.
     return _all_large(it._replace(large=[i for i in it.large if i]), mark)
 
 
@@ -317,7 +318,7 @@ def _squares(it: Operands, mark: str) -> int:
         return squares // 2
     if squares == 1:
         return 2 if _power(it) == 2 else 0
-    # Not `y * std`: a deviation may scale other values than distances.
+    # `y * std` loses the mark: the root of a sum of squares is no distance there.
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 
@@ -335,7 +336,7 @@ def _gram_of_summands(it: Operands, mark: str) -> int:
     return min([m.gram for m in it.marks if not m.given], default=0)
 
 
-def _gram_of_cases(it: Operands, mark: str) -> int:  # `where(eye, gram, 0)`, no diagonal matrix
+def _gram_of_cases(it: Operands, mark: str) -> int:  # as of `where(eye, gram, 0)`
     return max([it.marks[i].gram for i in it.large], default=0)
 
 
@@ -343,7 +344,7 @@ def _gram_of_cases(it: Operands, mark: str) -> int:  # `where(eye, gram, 0)`, no
 
 
 def _counted(it: Operands, mark: str) -> bool:
-    """Whether positions are joined, or shifted and scaled by numbers; times data they are data."""
+    """Whether operands are positions, and numbers that shift or scale them; data ends the mark."""
     pairs = list(zip(it.eqn.invars, it.marks, strict=True))[it.name == "select_n" :]
     others = [v for v, m in pairs if not m.counted]
     are_numbers = all([isinstance(v, Literal) or at_least(1, element_count(v)) for v in others])
@@ -369,13 +370,13 @@ def _common(bounds: Iterable[int]) -> int:
 
 
 def _negated(it: Operands) -> int:
-    # An operand that scales the result is taken to be above 0.
+    # A scalar without a bound is taken to be positive, as most scales are.
     return -(it.bound(0) or int(at_least(1, element_count(it.eqn.invars[0]))))
 
 
 def _ended_at(side: int) -> Callable[[Operands], int]:
     def rule(it: Operands) -> int:
-        # The result is bounded by a number, or by an operand that has the same bound.
+        # A number bounds the result on this side, and so does an operand with this bound.
         ends = len(it.large) < len(it.marks) or side in map(it.bound, range(len(it.marks)))
         return side if ends else 0
 
@@ -398,7 +399,7 @@ def _subtracted(it: Operands) -> int:
 
 
 def _chosen(it: Operands) -> int:
-    # A mask inserts a number beside the values.
+    # Full-size cases count, and the number that a mask inserts does not.
     large = [i for i in it.large if i]
     return _common(map(it.bound, large or range(1, len(it.marks))))
 
@@ -408,7 +409,7 @@ def _unbounded(it: Operands) -> bool:
 
 
 def _masked_or_scaled(it: Operands, mark: str) -> bool:
-    # Any other factor ends the mark: a computed row normalizes, and so does a cotangent.
+    # Any other factor ends the mark: it may be a cotangent, or a computed row that normalizes.
     return bool(_most(it, mark)) and all(
         [
             m.exponential or m.given or (i in it.large and it.bound(i) > 0)
@@ -434,11 +435,11 @@ class Row(NamedTuple):
     """A mark of results: the primitives that make it, and those through which it passes.
 
     Args:
-        mark: Its name.
+        mark: The name of the mark.
         made_by: Primitives that make it, whatever the marks of their operands are.
-        makes: From the operands of such an equation to the mark.
-        through: Primitives through which it passes from operands to results.
-        joins: From the operands of such an equation, and the name, to the mark.
+        makes: Returns the mark that an equation of these primitives makes.
+        through: Primitives through which the mark passes from operands to results.
+        joins: Returns the mark that passes, from the operands and the mark's name.
     """
 
     mark: str
@@ -525,7 +526,7 @@ def marks_of_result(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks:
 
 
 def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
-    """Returns the marks of positions, and of elements that are spread, added up or moved."""
+    """Returns the marks of an `iota`, or of one array that is moved, cast, spread or added up."""
     name = eqn.primitive.name
     if name == "iota":
         return NONE if at_least(3, iota_length(eqn)) else COUNTED
@@ -541,7 +542,7 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
         found = Marks(squares=2) if m.power == 2 else Marks(added_up=True)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
-        m = m._replace(spread=0)  # at most the elements before a broadcast
+        m = m._replace(spread=0)  # it repeats no element
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":
@@ -559,7 +560,7 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
     Args:
         eqn: The contraction.
         marks: The marks of its operands.
-        is_gram: Both of its operands hold the elements of one array.
+        is_gram: Both operands hold the elements of one array.
     """
     is_sum_of_squares, marks = is_norm(eqn), marks[:2]
     return Marks(

@@ -1,8 +1,8 @@
 """Needs: backward facts about the consumers of a value, in one sweep from the last equation.
 
-A need does not depend on dtypes: it is known before the plan, and enters and leaves a call, a
-checkpoint or a loop like any other consumer. Each row of `ROWS` has the equations with a need, the
-operands concerned, and the primitives through which the need passes to producers.
+Needs do not depend on dtypes: they are known before the plan, and pass into and out of a call, a
+checkpoint or a loop. Each row of `ROWS` has a need, the equations that have it, a function that
+selects their operands, and the primitives through which the need passes to producers.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from .marks import MOST_FACTORS, Marks, adds
 
 
 class Need(enum.IntFlag):
-    """The kinds of consumers of a value.
+    """The kinds of consumers of a value, as flags.
 
     Attributes:
         POLE: A function that is infinite at some value, and multiplies an error near it.
         STEEP: A square root, which is infinitely steep at 0.
         SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
         SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
-        LEADS: A matmul or a convolution, behind elementwise operations and moves of any length.
-        ADDED: A sum of two values of its size: see `marks`.
-        EXPANDED: A sum with squares: a distance or a variance, multiplied out.
-        DECOMPOSED: A decomposition of a matrix, or a solve, behind products of several arrays, too.
-        BEYOND_SUMS: Anything that is no sum.
-        COMPUTED: Anything that does more than move it.
+        LEADS: A matmul or a convolution, behind any number of elementwise operations and moves.
+        ADDED: A sum of two values of the value's size; see `marks`.
+        EXPANDED: A sum with squares, as of a distance or a variance that is multiplied out.
+        DECOMPOSED: A decomposition of a matrix, or a solve, also behind products of several arrays.
+        BEYOND_SUMS: Any equation but a sum.
+        COMPUTED: Any equation but a move.
     """
 
     POLE = enum.auto()
@@ -73,7 +73,7 @@ NOTHING = Need(0)
 LOST: Need = Need.POLE | Need.SHARP
 HARMED: Need = LOST | Need.SNAP
 OF_PRODUCTS: Need = Need.EXPANDED | Need.DECOMPOSED
-"""What contractions are asked for, too: the guards of `equation` keep them in float32."""
+"""The needs for which a guard of `equation` keeps contractions in float32."""
 
 _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
@@ -113,7 +113,7 @@ class NeedContext(NamedTuple):
         eqn: The equation.
         marks: The marks of its operands.
         need: The needs of its results.
-        producers: The equation that makes a variable.
+        producers: The equation that computes each variable.
         moved: The result of `moved_in`.
         images: The result of `images_in`.
     """
@@ -131,7 +131,7 @@ def _poles(ctx: NeedContext) -> Sequence[Any]:
 
 
 def _is_kept_away(eqn: JaxprEqn) -> bool:
-    """Whether its result is larger than a number: the root of `square(x) + 1.0` is not steep."""
+    """Whether an equation keeps its result away from 0, as `square(x) + 1.0` does for a root."""
     if eqn.primitive.name not in _SUMS | {"max"}:
         return False
     return any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
@@ -140,7 +140,7 @@ def _is_kept_away(eqn: JaxprEqn) -> bool:
 def _factors(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name != "mul":
         return ctx.eqn.invars[:1]
-    # The factor of a long product, or of an accumulator that is added to again, needs its digits.
+    # A factor of a long product needs its digits, and so does a factor of an accumulator.
     (a, b), (ma, mb) = ctx.eqn.invars, ctx.marks
     if a is b:
         return ()
@@ -158,8 +158,9 @@ def cannot_pay(eqn: JaxprEqn) -> bool:
 def _expanded(ctx: NeedContext) -> Sequence[Any]:
     name, (a, *more) = ctx.eqn.primitive.name, ctx.marks
     if name in _CONTRACTS:
-        # `mean(x * x)` of rounded values no longer fits `mean(x)`. The same holds for an average of
-        # averages, along another axis, and for `(a @ p) @ a`. `(I - K H) @ P` is `P - K (H @ P)`.
+        # If products are rounded, `mean(x * x)` no longer matches `mean(x)`. The same holds for an
+        # average of averages, along another axis, and for `(a @ p) @ a`. `(I - K H) @ P` is a
+        # difference as well: `P - K (H @ P)`.
         if multiplies_complement(ctx.eqn, ctx.images):
             return [*ctx.eqn.invars[:2], *ctx.eqn.outvars]
         if not ctx.need & Need.EXPANDED:
@@ -168,8 +169,8 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
             return ctx.eqn.invars[:2]  # of an outer product, or of `(a @ p) @ a`
         pairs = zip(ctx.eqn.invars[:2], ctx.marks, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
-    # Such sums are `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` with means by convolutions, by products
-    # or over a batch.
+    # Sums with squares are `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` with means by convolutions, by
+    # products or over a batch.
     meets_squares = any([m.squares == 2 for m in ctx.marks])
     if name == "sub":
         (b,) = more
@@ -206,7 +207,7 @@ def _origins(ctx: NeedContext, eqn: JaxprEqn) -> list[Atom]:
 
 
 def _is_float32(ctx: NeedContext) -> bool:
-    """Whether a contraction is no product in 16 bits, such as a constant that warps points."""
+    """Whether a contraction runs in float32, as one of points with a constant matrix does."""
     warps = [m.fixed and multiplies_points(ctx.eqn, i) for i, m in enumerate(ctx.marks[:2])]
     return cannot_pay(ctx.eqn) or any(warps) or bool(ctx.need & OF_PRODUCTS)
 
@@ -234,7 +235,8 @@ def _snapped(ctx: NeedContext) -> Sequence[Any]:
 
 def _ranked(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name in _EXTREMES:
-        # The gradient of a maximum goes to its element, but near 1 many tanh are equal in 16 bits.
+        # The gradient of a maximum goes to the largest element, but many results of a tanh near 1
+        # are equal in 16 bits.
         return ctx.eqn.invars if ctx.marks[0].saturated else ()
     if ctx.eqn.primitive.name not in _COMPARES:
         return ctx.eqn.invars
@@ -244,7 +246,7 @@ def _ranked(ctx: NeedContext) -> Sequence[Any]:
 
 def _subtracted(ctx: NeedContext) -> Sequence[Any]:
     # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. The derivative of a
-    # tanh subtracts it from 1, and a slope needs no digits there.
+    # tanh also subtracts it from 1, but needs no digits there.
     taken = subtracted_from_one(ctx.eqn)
     producer = ctx.producers.get(taken)
     is_tanh = producer is not None and producer.primitive.name == "tanh"
@@ -264,17 +266,17 @@ def _nowhere(eqn: JaxprEqn) -> bool:
 
 
 class Row(NamedTuple):
-    """The equations with a need, the operands concerned, and the primitives that pass it on.
+    """A need, the equations that have it, and the primitives that pass it on.
 
     Args:
         need: The need.
         primitives: The primitives of the equations with the need.
-        operands: From such an equation to the operands that have the need.
-        through: The primitives through which it passes, from their results to their operands.
-        why: The error without it.
+        operands: Returns the operands of such an equation that get the need.
+        through: The primitives through which the need passes, from their results to their operands.
+        why: The error without this row.
         raises: The primitives that are raised to float32 if their result has the need.
         consumer: The consumer, in words for reports.
-        stops: Whether it ends at an equation, although `through` names its primitive.
+        stops: Returns whether the need ends at an equation, although `through` names its primitive.
     """
 
     need: Need
@@ -366,7 +368,7 @@ ROWS = (
 _REQUESTED: dict[str, list[Row]] = {}
 _THROUGH: dict[str, Need] = {}
 RAISED: dict[str, Need] = {}
-"""What the primitives are asked for float32 for, by their names."""
+"""The needs for which each primitive is raised to float32, by the primitive's name."""
 for _row in ROWS:
     for _name in _row.primitives:
         _REQUESTED.setdefault(_name, []).append(_row)
@@ -374,7 +376,7 @@ for _row in ROWS:
         _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
     for _name in _row.raises:
         RAISED[_name] = RAISED.get(_name, NOTHING) | _row.need
-# The consumer of a moved value is the consumer after the move.
+# The consumers of a moved value are the consumers after the move.
 for _name in _MOVES:
     _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS
 _STOPPED = [row for row in ROWS if row.stops is not _nowhere]
@@ -441,7 +443,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
 
 
 def promoted_by_rules(policy: Policy) -> frozenset[str]:
-    """Returns the primitives that may promote by a rule of the user's: they lead on to products."""
+    """Returns the primitives that a user's rule may promote: LEADS passes through them."""
     rules = [*registered_rules(), *((name, rule) for _, name, rule in policy.rules)]
     names = [name for name, rule in rules if rule is CastPolicy.PROMOTE or callable(rule)]
     return frozenset(names) - STRUCTURES.keys()
@@ -452,7 +454,7 @@ class ReadIn(NamedTuple):
 
     Args:
         body: The body.
-        returned: The needs of its outputs, outside and in the next iteration.
+        returned: The needs of its outputs, outside the body and in the next iteration.
         within: The needs of each of its variables.
     """
 

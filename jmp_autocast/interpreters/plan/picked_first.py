@@ -1,10 +1,10 @@
-"""Elements that are picked from a float32 value: picked first, then computed.
+"""Computes the picked elements of a float32 value from picked elements of its operand.
 
-They are computed by the equations of the float32 value, in the dtypes of the plan, from elements
-that are picked from its 16-bit operand. The result has that value, and the derivative of picking
-from the float32 value, so that its cotangent is added in float32 to those of the other consumers:
-in a softmax the label's logit has the gradient ``p - 1``, which two 16-bit terms lose: at p = 0.999
-it is 0 in bfloat16.
+The equations of the float32 value are repeated for the picked elements alone, in the dtypes of the
+plan, from elements that are picked from the value's 16-bit operand. The result has the derivative
+of a pick from the float32 value, so that its cotangent is added in float32 to those of the other
+consumers. In a softmax, the gradient of the label's logit is ``p - 1``: as a sum of two 16-bit
+terms, it is 0 for p = 0.999 in bfloat16.
 """
 
 from __future__ import annotations
@@ -48,10 +48,11 @@ def picked_first(plan: Plan) -> Plan:
 
 
 def _is_lowered(plan: Plan, k: int) -> bool:
-    """Whether an equation picks from a float32 value in a region with lowered equations."""
+    """Whether an equation picks from a float32 value in a scope that lowers equations."""
     eqn, of = plan.jaxpr.eqns[k], plan.equations[k]
     is_bound = isinstance(of.action, Keep | Bind) and of.reason.code is not ReasonCode.SCOPE
-    # With explicit mesh axes, the program gives the sharding of each result; otherwise XLA does.
+    # With explicit mesh axes, the program sets the sharding of each result; otherwise XLA chooses
+    # it.
     is_sharded = any(any(aval_of(v).sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
     return is_bound and not is_sharded and _is_float32(of)
 
@@ -65,7 +66,7 @@ def _is_float32(plan: EquationPlan) -> bool:
 
 
 class _Picking:
-    """The equations of a plan, with those that compute picked elements among them.
+    """The equations of a plan, including new ones that compute picked elements.
 
     Args:
         plan: The plan.
@@ -90,7 +91,7 @@ class _Picking:
                 self._made.append((eqn, of))
 
     def planned(self) -> Plan:
-        """Returns the plan, with the equations that compute picked elements."""
+        """Returns the plan with the new equations."""
         made, self._made = self._made, []
         read = {v for eqn, of in made for v in _read_in(FLOAT32, eqn, of)}
         self._narrow &= read
@@ -106,7 +107,7 @@ class _Picking:
     # --- elements -------------------------------------------------------------------------------
 
     def _pick(self, eqn: JaxprEqn, of: EquationPlan) -> None:
-        """Adds the equations in place of one that picks."""
+        """Replaces an equation that picks by equations that compute the picked elements."""
         element = self._element(eqn, of, eqn.invars[0], {})
 
         def picked(array: Any, indices: Any, element: Any) -> Any:
@@ -117,7 +118,7 @@ class _Picking:
         self._made.append((eqn.replace(invars=[*eqn.invars, element]), of))
 
     def _element(self, pick: Any, of: EquationPlan, v: Any, found: dict[Any, Any]) -> Any:
-        """Returns the variable or literal of the elements that are picked of a value."""
+        """Returns the variable or literal of the elements that are picked from a value."""
         if isinstance(v, Literal) or v.aval.ndim == 0:
             return v
         if v not in found:
@@ -169,19 +170,19 @@ class _Picking:
     def _round(self, variables: Sequence[Any], eqn: JaxprEqn, of: EquationPlan) -> None:
         """Adds the float32 copies of 16-bit values with picked elements.
 
-        XLA leaves out a rounding that is followed by a cast back. The picked elements of the 16-bit
-        array would then differ from the float32 copy of the whole: the loss of a certain label was
-        -0.05 on a CPU.
+        XLA drops a rounding that a cast back to float32 follows, unless it is a `reduce_precision`.
+        The float32 value would then differ from its picked 16-bit elements: the loss of a certain
+        label was -0.05 on a CPU.
 
         Args:
-            variables: The values that exist at this point.
-            eqn: A consumer, whose scopes the copies get.
+            variables: The values that the last equation has computed.
+            eqn: An equation, whose scopes the copies get.
             of: Its plan.
         """
         for v in self._narrow.intersection(variables):
             state, full = self._states[v], ValueState(FLOAT32)
-            # Cotangents pass here, too: with the five bits of float16's exponent the small ones
-            # became 0.
+            # The derivative rounds cotangents in the same way, so the exponent has float32's bits:
+            # with the five bits of float16, small cotangents became 0.
             bits = {
                 "exponent_bits": jnp.finfo(FLOAT32).nexp,
                 "mantissa_bits": jnp.finfo(state.dtype).nmant,
@@ -192,7 +193,7 @@ class _Picking:
             self._made.append((rounding, plan))
 
     def _of_rounded(self, eqn: JaxprEqn, of: EquationPlan) -> _Planned:
-        """Returns an equation that reads rounded values in float32."""
+        """Returns an equation and its plan, with the float32 copies of rounded operands."""
         read = _read_in(FLOAT32, eqn, of) if self._rounded else []
         if self._rounded.keys().isdisjoint(read):
             return eqn, of
@@ -206,6 +207,6 @@ class _Picking:
 
 
 def _read_in(dtype: np.dtype, eqn: JaxprEqn, of: EquationPlan) -> list[Any]:
-    """Returns the variables that an equation reads in another dtype than they have."""
+    """Returns the variables that an equation casts to ``dtype``."""
     pairs = zip(eqn.invars, of.operands, strict=True)
     return [v for v, requested in pairs if requested == dtype and not isinstance(v, Literal)]

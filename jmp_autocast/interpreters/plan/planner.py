@@ -1,6 +1,6 @@
-"""jaxpr and `Policy` to `Plan`: which rule plans an equation, and equal questions get one answer.
+"""Plans jaxprs and equations under a policy; equal ones share a plan.
 
-How the equations of one jaxpr are gone over is in `sweeps`.
+`sweeps` decides the order in which the equations of one jaxpr are planned.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ from .sweeps import Sweeps
 from .value_facts import literal_state
 from .votes import rounded_stream
 
-# The key of a jaxpr costs time for each equation; longer jaxprs are traced once, or jitted.
+# The key of a jaxpr costs time for each equation. A longer jaxpr gets no key: as a rule it is
+# traced once, or jitted.
 _MAX_EQNS = 32
 
 
@@ -41,7 +42,7 @@ class Planner:
 
     Args:
         policy: The policy of the program.
-        all_paths: Each plan knows its full path of scopes, even if no pattern of the policy matches
+        all_paths: Give each plan its full path of scopes, even if no pattern of the policy matches
             names. A layer at 96 paths is then planned 96 times.
         default_precision: As for `Region`.
     """
@@ -70,13 +71,14 @@ class Planner:
         self.prepare: Preparation = Preparation(self.regions)
         options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
-        # A function may decide otherwise at each call, and an extension sees whole programs.
+        # Plans are not cached between programs if a rule function may decide differently at each
+        # call, or if an extension reads whole programs.
         self.key: Hashable = None if self._rule_functions or self._products else options
 
     def plan_program(
         self, jaxpr: AnyJaxpr, inputs: Sequence[ValueState], requests: Sequence[Request]
     ) -> Plan:
-        """Plans a whole program: its caller gets each output in the dtype it is returned in.
+        """Plans a whole program, which an extension reads first.
 
         Args:
             jaxpr: The closed jaxpr, prepared by `prepare`.
@@ -97,7 +99,7 @@ class Planner:
         requests: Sequence[Request],
         path: tuple[str, ...] = (),
     ) -> Plan:
-        """Plans a jaxpr; equal questions about one jaxpr get the same plan object.
+        """Plans a jaxpr; equal arguments give the same plan object.
 
         Args:
             jaxpr: An open or closed jaxpr.
@@ -114,11 +116,13 @@ class Planner:
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
-        # A rule function may depend on the source line, an extension on a single equation.
+        # Jaxprs share no plan if it may depend on the source line, by a rule function, or on a
+        # single equation, by an extension.
         is_alone = self._rule_functions or self._products
         kind = None if is_alone else kind_of(jaxpr)
         twin = None if kind is None else self._kinds.get((kind, *question))
-        # Each jaxpr has its own plan, even if another jaxpr of its kind was planned.
+        # Each jaxpr gets a plan object of its own, even if its equations were planned for another
+        # one.
         plan = twin and dataclasses.replace(twin, jaxpr=body_of(jaxpr))
         plan = plan or self._plan(jaxpr, *question)
         if kind is not None and twin is None:
@@ -149,12 +153,12 @@ class Planner:
             cast = None if unchanged else request.dtype
             output_dtypes.append(cast)
             outputs.append(ValueState(cast) if cast is not None else state)
-        # A body in which nothing changes keeps its own jaxpr, so that JAX finds its caches by
-        # identity.
+        # A body in which nothing changes keeps its own jaxpr, so that JAX finds it in its caches,
+        # which go by identity.
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
-            # A value that is no float may be no array either, and have no dtype.
+            # A value that is no float may have no dtype, if it is no array.
             and all(s.dtype is None or s.dtype == aval_of(v).dtype for v, s in given.items())
         )
         return Plan(
@@ -172,10 +176,10 @@ class Planner:
         )
 
     def plan_at(self, ctx: Context) -> EquationPlan:
-        """Plans an equation in its context; those that look alike share one plan.
+        """Plans an equation in its context; equations with equal contexts share one plan.
 
-        A program of many equations has few kinds of them. With a plan each, the time of planning
-        grew faster than the program: Python's garbage collector visited the plans again and again.
+        With one plan for each equation, planning time grew faster than the program: Python's
+        garbage collector visited the plans again and again.
         """
         if (rule := planning_rule(ctx.name)) is not None:
             self.has_rules |= has_rule(ctx.eqn)
@@ -185,7 +189,7 @@ class Planner:
         if self._rule_functions or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
             return rounded_stream(ctx, plan_equation(ctx))
         eqn, region = ctx.eqn, ctx.region
-        # The types of the results follow from the rest: JAX caches them so, too.
+        # The types of the results follow from the rest of the signature.
         signature = (
             eqn.primitive,
             region.compute_dtype,
@@ -208,8 +212,7 @@ class Planner:
         except TypeError:  # a parameter without a hash
             return rounded_stream(ctx, plan_equation(ctx))
         if plan is None:
-            # The states of the operands are part of the signature: the plan holds them, and may be
-            # shared.
+            # The plan can be shared: the states that it holds are part of the signature.
             plan = self._equations[signature] = rounded_stream(ctx, plan_equation(ctx))
         return plan
 
@@ -224,7 +227,7 @@ def kind_of(jaxpr: AnyJaxpr) -> Hashable:
     """Returns a key of jaxprs that may share a plan, None for a jaxpr that is planned alone.
 
     JAX traces a function with a derivative rule of the user's own, such as ``jax.nn.relu6``, again
-    at each call, and so does the rewriter with each such rule. Calls that share a plan share the
+    at each call, and the rewriter traces each rule again. Calls that share a plan share the
     rewritten function, and JAX runs its rule once (`tests/derivatives/test_same_rules.py`).
 
     Args:
@@ -240,7 +243,7 @@ def kind_of(jaxpr: AnyJaxpr) -> Hashable:
         parts.append((*eqn.params, *eqn.params.values(), *[v.aval for v in eqn.outvars]))
         numbers.update((v, len(numbers) + k) for k, v in enumerate(eqn.outvars))
     kind = (*parts, *_atoms(body.outvars, numbers))
-    # A parameter may have no hash, and a literal that is an array has none.
+    # A parameter may have no hash, and an array as a literal has none.
     return kind if has_hash(kind) else None
 
 
@@ -250,7 +253,7 @@ def _atoms(atoms: Any, numbers: dict[Any, int]) -> list[Hashable]:
 
 def literal_key(literal: Literal) -> Hashable:
     """Returns the value and the type of a literal as a key."""
-    # In a dict of Python, 1, 1.0 and True are one key.
+    # Python's dicts take 1, 1.0 and True for one key.
     value = literal.val
     known = value.tobytes() if isinstance(value, np.generic | np.ndarray) else repr(value)
     return type(value), known, literal.aval

@@ -1,11 +1,11 @@
 """Requests of consumers to the producer of a value: a sweep from the last equation to the first.
 
-Example: ``exp(x - max(x))`` in float32 reads a difference. The difference of two 16-bit values
-would be computed in 16 bits, and its error multiplies the result of ``exp``; so the difference is
-requested in float32, which costs a cast that XLA fuses.
+Example: in ``exp(x - max(x))``, a float32 ``exp`` reads a difference of 16-bit values. By vote the
+difference would be 16-bit, and its error multiplies the result; so ``exp`` requests it in float32,
+which costs a cast that XLA fuses.
 
-An equation gets one request, from the first of `REQUESTS` with one, unless one of `REFUSALS`
-refuses. A call gets the requests for all its results, and its body is planned for them.
+An equation gets the request of the first function of `REQUESTS` that returns one, unless a function
+of `REFUSALS` refuses it. A call gets a request for each result, and its body is planned for these.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _NO_REQUEST = Request()
 
 
 class Producer(NamedTuple):
-    """A producer that may get a request.
+    """An equation that may get a request.
 
     Args:
-        ctx: The equation in its context; it has no bodies.
+        ctx: The equation in its context. It has no bodies.
         plan: Its plan so far.
-        reads: How its first result is read.
+        reads: How consumers read its first result.
     """
 
     ctx: Context
@@ -45,7 +45,7 @@ class Producer(NamedTuple):
 
     @property
     def computed(self) -> int:
-        """How many of its operands are computed, each counted once."""
+        """The number of computed operands, each counted once."""
         pairs = zip(self.ctx.eqn.invars, self.ctx.given, strict=True)
         return len({v for v, state in pairs if state.is_computed})
 
@@ -58,7 +58,7 @@ class Producer(NamedTuple):
 
 
 def _by_need(it: Producer) -> Request | None:
-    """A producer is raised for a need of its consumers, in any dtype of theirs."""
+    """A producer is raised to float32 for a need of its consumers, whatever their dtypes are."""
     if not is_16_bit(it.plan.results[0].dtype):
         return None
     needed = it.ctx.need & RAISED.get(it.ctx.name, NOTHING)
@@ -67,9 +67,9 @@ def _by_need(it: Producer) -> Request | None:
 
 
 def _by_all_consumers(it: Producer) -> Request | None:
-    """All consumers read it in the other dtype: float32 costs nothing, and 16 bits move less.
+    """If all consumers read the other dtype, the producer follows: float32 costs nothing then.
 
-    A consumer that only moves data is no reason to raise a value between products: the residual
+    A value that is only moved on its way to a product is not raised: in float32, the residual
     stream of a ViT took over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
     """
     use = it.reads.use
@@ -91,21 +91,22 @@ REQUESTS: tuple[Callable[[Producer], Request | None], ...] = (
 
 
 def _is_stream(it: Producer, request: Request) -> bool:
-    """At level "compute" a residual stream is 16 bits by intent, as with ``dtype=`` by hand.
+    """At level "compute" a residual stream stays 16-bit, as in a model with ``dtype=`` by hand.
 
-    So is that of a convolutional network at every level, unless its rounding does harm: a norm that
-    reads it is no reason to store it in float32.
+    The stream of a convolutional network stays 16-bit at every level, unless its rounding does
+    harm: a norm that reads it is no reason to store it in float32.
     """
     if not is_stream(it.ctx):
         return False
     if it.ctx.policy.data_abstains:
-        # A stream that is computed in float32 is not rounded if all its consumers are float32.
+        # A stream that would be computed in float32 and rounded (`rounded_stream`) follows its
+        # consumers.
         return not it.plan.casts
     return request.use is Use.FULL and not it.ctx.need & HARMED
 
 
 def _is_gated_summand(it: Producer, request: Request) -> bool:
-    """Raised, ``sigmoid(a) * b`` would keep both factors in float32 for the backward pass."""
+    """A gated summand stays: a raised ``sigmoid(a) * b`` would keep both factors in float32."""
     is_gated = it.ctx.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
     only_sums = not it.ctx.need & Need.BEYOND_SUMS
     return it.computed > 1 and is_gated and only_sums
@@ -115,12 +116,13 @@ def _cannot_follow(it: Producer, request: Request) -> bool:
     """Dtypes from a rule, a scope or the user stay, and so do ops that cost more than a cast."""
     code = it.plan.reason.code
     if request.use is Use.LOW:
-        # Two computed operands would each need a cast, the result needs one; a row of a buffer is
-        # smaller than the buffer.
+        # Lowering replaces the cast of the result by a cast of each computed operand. It pays for
+        # one operand that is no larger than the result; a row of a buffer is smaller than the
+        # buffer.
         clears = it.ctx.name in _CLEARS and not (it.ctx.name in _MOVES and _shrinks(it.ctx.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
-    # Only 16 bits by vote are raised, never those of a rule, a scope or the user; and only cheap
-    # ops: a float32 `sin` for a float32 consumer costs more than a cast.
+    # Only equations that are 16-bit by vote are raised, not by a rule, a scope or the user. They
+    # must be cheap: a float32 `sin` costs more than a cast of its result.
     saturates = it.ctx.name in _SATURATES and it.ctx.need & LOST
     is_cheap = it.ctx.name in _FEEDS or saturates or picks(it.ctx.eqn)
     return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
@@ -148,12 +150,12 @@ class Found(NamedTuple):
     """The result of a sweep.
 
     Args:
-        requests: For the index of an equation, the requests for its results.
-        shared: For the index of an equation with bodies, the operands that other consumers read in
-            float32, too.
-        uses: How the equations, if they follow, read each input of the jaxpr.
-        fulls: How many of them read it in float32, counted up to two.
-        widened: The outputs that they read in float32, too.
+        requests: The requests for the results of an equation, by its index.
+        shared: The operands of an equation with bodies, by its index, that other consumers also
+            read in float32.
+        uses: How the equations, once they follow their requests, read each input of the jaxpr.
+        fulls: How many equations read each input in float32, counted up to two.
+        widened: The outputs that equations of the jaxpr also read in float32.
     """
 
     requests: dict[int, tuple[Request, ...]]
@@ -182,8 +184,8 @@ def find_requests(
         states: The state of each value.
         output_requests: The request for each output.
         already: The requests of earlier sweeps: no equation gets two.
-        replanned: From the index of a call, and the requests for its results, to its plan; None if
-            it was planned for them.
+        replanned: Plans the call at an index again for the requests for its results; returns None
+            if its plan is for these.
         needs: The needs of each value.
     """
     requests: dict[int, tuple[Request, ...]] = {}
@@ -225,16 +227,16 @@ def _find_shared(
     requested: Requests,
     consumers: Consumers,
 ) -> tuple[dict[int, tuple[Request, ...]], dict[int, frozenset[int]]]:
-    """Finds the equations between a shared cast of a 16-bit value and its float32 consumers.
+    """Finds equations that should follow, not precede, the cast of a 16-bit value to float32.
 
     Rounding commutes with ``neg``, ``max`` or a transpose, so that the cast may come before or
-    after them. After them, the cotangent is rounded by itself, before it is added to those of the
+    after them. If it comes after them, each cotangent is rounded before it is added to those of the
     other consumers. In ``max(z, 0) - z * y + log1p(exp(-abs(z)))`` three cotangents nearly cancel
     if a model is right: their sum is its error, ``sigmoid(z) - y``. In bfloat16 the gradient was
-    16 % off for labels that are 0.01 off, and 4 % for a contrastive loss, which reads logits and
-    their transpose. By hand, and in PyTorch, logits are cast once, before the loss. A value with
-    one float32 consumer stays: masked scores, or an activation before a norm, which would become a
-    float32 residual.
+    off by 16 % for labels that are 0.01 off, and by 4 % for a contrastive loss, which reads logits
+    and their transpose. So a value with several float32 consumers is cast once, before them, as
+    logits are by hand and in PyTorch. A value with one float32 consumer is not: masked scores, or
+    an activation before a norm, would become a float32 residual.
     """
     found: dict[int, tuple[Request, ...]] = {}
     shared: dict[int, frozenset[int]] = {}
@@ -247,7 +249,8 @@ def _find_shared(
 
     for i, (eqn, plan) in enumerate(zip(jaxpr.eqns, equations, strict=True)):
         if plan.inner:
-            # Other consumers need float32; the body decides whether the call does, too.
+            # Other consumers read the operand in float32; the plan of the body decides whether the
+            # call does.
             if some := frozenset(k for k, v in enumerate(eqn.invars) if is_shared(v)):
                 shared[i] = some
             continue

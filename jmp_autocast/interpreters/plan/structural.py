@@ -1,4 +1,4 @@
-"""Plans of equations with bodies, and of the program's own casts: of all without a cast policy.
+"""Plans equations without a cast policy: those with bodies, and the program's own casts.
 
 Loops have a file of their own, `loops.py`. A higher-order primitive in `structure.py` without a
 rule of its own is planned by `plan_described`.
@@ -52,16 +52,16 @@ from .value_facts import number_state
 
 
 class Plans(Protocol):
-    """The interface of `Planner`, whose file imports the planning rules.
+    """The interface of `Planner` for planning rules, which `Planner` imports.
 
     Attributes:
         policy: The policy of the program.
-        memo: The facts about its jaxprs that do not depend on dtypes.
+        memo: A cache of facts about the program's jaxprs that do not depend on dtypes.
         regions: The precision in force at each equation.
         prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
         anew: Makes a planner of the same options.
-        key: The options as a hashable key for caches of plans; None if they hold more, such as a
-            function.
+        key: The options as a hashable key for caches of plans; None if no cache may be used,
+            because a rule is a function, for example.
     """
 
     policy: Policy
@@ -97,7 +97,7 @@ _OURS = mark(CAST)
 def plans(*names: str) -> Callable[[PlanningRule], PlanningRule]:
     """Registers the function that plans a primitive without a cast policy.
 
-    It gets the planner, and the equation in its context with a request for each result.
+    The function takes the planner, and the equation in its context with a request for each result.
     """
 
     def register(function: PlanningRule) -> PlanningRule:
@@ -114,7 +114,7 @@ def planning_rule(name: str) -> PlanningRule | None:
 
 
 def plan_structural(rule: PlanningRule, planner: Plans, ctx: Context) -> EquationPlan:
-    """Plans an equation by its rule, unless an inner autocast, or the user, has dealt with it."""
+    """Plans an equation by its planning rule, unless an inner autocast or a user's rule decides."""
     if ctx.region.governed:
         return keep(ctx, Reason(ReasonCode.SCOPE, ctx.region.cause))
     # A rule may replace a call as a whole; its body is then never planned.
@@ -128,7 +128,7 @@ def plan_structural(rule: PlanningRule, planner: Plans, ctx: Context) -> Equatio
 def _emission(ctx: Context) -> EquationPlan | None:
     """Returns the plan that calls a function of the user's rule in place of a call, loop or cast.
 
-    ``full_precision()``, and scopes in float32, win over the rule: nothing is replaced there.
+    In ``full_precision()``, and in scopes of float32, nothing is replaced.
 
     Raises:
         TypeError: The rule decided something else, such as a cast policy, which these primitives
@@ -157,21 +157,24 @@ def _emission(ctx: Context) -> EquationPlan | None:
 
 @plans(*[name for name, it in STRUCTURES.items() if it.is_call], "shard_map")
 def _call(planner: Plans, ctx: Context) -> EquationPlan:
-    """A call is planned as if it were inlined, with casts of its operands before it.
+    """Plans a call as if it were inlined, with casts of its operands before it.
 
-    Computed operands that the body reads in 16 bits only are cast before it, and so are sources:
+    Computed operands that the body reads in 16 bits only are cast before the call. In two cases,
+    sources are cast as well:
 
-    * Of a function with a derivative rule of the user's own. The rule is opaque, takes no copies,
-      and keeps its operands for the backward pass: it gets the copy that everyone else reads, and
-      no float32 weight is kept beside it.
-    * Of a `shard_map` with ``level="by_hand"``: the copy alone is sent to the devices, and the
-      gradient has its dtype. At other levels a source is sent beside its copy.
+    * The function has a derivative rule of the user's own. The rule takes no copies, and keeps its
+      operands for the backward pass: it gets the 16-bit copy that other consumers read, and keeps
+      no float32 weight.
+    * The call is a `shard_map`, at ``level="by_hand"``: the copy alone is sent to the devices, and
+      the gradient has its dtype. At other levels a source is sent beside its copy.
 
-    A batching rule sees no copies: its operands go in as they are.
+    The operands of a function with a batching rule of the user's own are not cast: the rule takes
+    no copies.
     """
     (body,), is_custom = bodies(ctx.eqn), has_rule(ctx.eqn)
     if is_custom:
-        # The rule's own products are in the compute dtype, so that those of the function are, too.
+        # The derivative rule computes products in the compute dtype. So does the function, whose
+        # operands lose their tags.
         given = [dataclasses.replace(s, tag=None) if s.tag else s for s in ctx.given]
         ctx = ctx._replace(given=tuple(given))
     inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
@@ -196,10 +199,11 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
 
 
 def _may_lower_in_rule(ctx: Context) -> bool:
-    """Returns whether a rule of the user's own may have products where its function has none.
+    """Returns whether a rule of the user's own may have products that its function has not.
 
-    The forward pass is a kernel, or a product of 8-bit integers, and the backward pass is written
-    in JAX. The rules of JAX's own functions have no product but those of linear algebra.
+    In such a function, the forward pass is a kernel, or a product of 8-bit integers, and the
+    backward pass is written in JAX. The rules of JAX's own functions have no products, except in
+    linear algebra.
     """
     lowers = ctx.region.compute_dtype is not None
     return lowers and holds_rules(ctx.eqn) and not jax_function(called(ctx.eqn))
@@ -209,7 +213,7 @@ def _may_lower_in_rule(ctx: Context) -> bool:
 
 
 def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
-    """Plans an equation that runs one of its bodies, which share its results.
+    """Plans an equation, such as a `cond`, whose results come from one of its bodies.
 
     Bodies that disagree on the dtype of a result all return it in float32.
 
@@ -235,7 +239,7 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
         ]
 
     inner, joined, reason = plan_all(ctx.requests), list(ctx.requests), INSIDE
-    # All branches have to return one type, and float32 holds what any of them returns.
+    # All branches have to return one dtype, and float32 holds the values of each.
     for k in range(len(joined)):
         made = _made(k, inner, held)
         if len({state.dtype for state in made}) > 1:
@@ -262,13 +266,13 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
 
 
 def _made(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[ValueState]:
-    """Returns result ``k`` as each body that makes it returns it."""
+    """Returns the state of result ``k`` in each body that returns it."""
     pairs = zip(inner, held, strict=True)
     return [plan.outputs[body.results.index(k)] for plan, body in pairs if k in body.results]
 
 
 def full_if_float(ctx: Context) -> list[Use]:
-    """Returns the dtypes of operands that an equation itself consumes: the declared ones."""
+    """Returns the uses of operands in their declared dtypes: FULL for float32, else NONE."""
     return [Use.FULL if ctx.declared(v) == FLOAT32 else Use.NONE for v in ctx.eqn.invars]
 
 
@@ -277,7 +281,7 @@ def full_if_float(ctx: Context) -> list[Use]:
 
 @plans("optimization_barrier")
 def _operand_by_operand(planner: Plans, ctx: Context) -> EquationPlan:
-    """After a barrier a source is still a source: no vote, and its gradients add up in float32."""
+    """Plans a barrier: after it a source is still a source, without a vote of its own."""
     action = BIND if any(as_declared(ctx.eqn.invars, ctx.given)) else KEEP
     # If JAX gives a ref no result (0.12 does not), consumers after the barrier read the ref itself.
     results, returned = ctx.given, ctx.eqn.outvars
@@ -289,14 +293,14 @@ def _operand_by_operand(planner: Plans, ctx: Context) -> EquationPlan:
 
 @plans("source_view", "accumulate", "pick")
 def as_made(planner: Plans, ctx: Context) -> EquationPlan:
-    """The equations of an inner autocast are bound unchanged."""
+    """Plans an equation that an inner autocast has made: it is bound unchanged."""
     return keep(ctx, Reason(ReasonCode.KEEP, "made by autocast"))
 
 
 def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
     """Returns the states of stacked outputs of an iteration.
 
-    Same facts as for one slice, minus per-iteration ones.
+    These are the facts about one slice, without those that hold in one iteration only.
     """
     return tuple(
         [dataclasses.replace(s, loop_invariant=False, tag=None, marks=NONE) for s in states]
@@ -313,15 +317,16 @@ def loop_invariants(states: Sequence[ValueState]) -> list[ValueState]:
 
 @plans("convert_element_type")
 def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
-    """A cast of the program is done as written.
+    """Plans a cast of the program, which is done as written.
 
-    A cast bool or small integer is a constant; other integers become data with their bound.
+    A bool or an 8-bit integer that is cast to a float is a constant; other integers become data
+    with their bound.
     """
     given, eqn = ctx.given, ctx.eqn
     (state,), (var,) = given, eqn.invars
     is_back = aval_of(eqn.outvars[0]).dtype == FLOAT32
     if is_back and ctx.region.names and ctx.region.names[-1] == _OURS:
-        # This cast follows a kernel, whose result keeps its dtype.
+        # Autocast has added this cast after a kernel, whose result keeps its dtype.
         no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
         return EquationPlan(Cast(), given, (None,), (state,), no_cast)
     source, target = ctx.declared(var), ctx.declared(eqn.outvars[0])
@@ -336,7 +341,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
         action = Move() if _is_exact(var) else KEEP
         result = number_state(aval_of(var).dtype, target, state)
         return EquationPlan(action, given, (None,), (result,), cast)
-    # The value may run in another dtype than the one that the cast was written for.
+    # The planned dtype of the value may differ from its declared dtype.
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:
@@ -356,11 +361,12 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     else:
         bound = state.integer_bound
         result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
-    # The cast requests its target dtype: the producer of a cast to float32 is raised rather than
-    # rounded and widened again.
+    # The cast requests its target dtype: if it is float32, the producer is raised, and not rounded
+    # and then widened.
     use = Use.of(target)
     if use is Use.LOW and target != ctx.region.compute_dtype:
-        # The compute dtype lacks digits or range of `target`: do not round the producer.
+        # With both uses, the producer is not rounded to the compute dtype, which lacks digits or
+        # range of `target`.
         use |= Use.FULL
     lowers = ctx.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None

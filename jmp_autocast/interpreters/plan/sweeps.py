@@ -1,9 +1,9 @@
-"""Forward and backward over one jaxpr, until there are no more requests: a fixed point.
+"""Sweeps forward and backward over one jaxpr, until there are no more requests.
 
 Forward, each equation gets dtypes from its policy and its operands. Backward, the dtypes of the
-consumers of each value become requests (`requests`); requested equations are planned again. A call
-is planned again in the backward sweep itself, as soon as the consumers of its results are known,
-so that its requests for its operands are those that its inlined body would have.
+consumers of each value become requests (`requests`), and requested equations are planned again. A
+call is planned again in the backward sweep itself, as soon as the consumers of its results are
+known, so that it requests the same of its operands as its inlined body would.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .requests import Found, find_requests
 from .structural import Plans
 from .value_facts import literal_state
 
-# How often a call is planned again. Inlined equations may be planned again in as many sweeps.
+# A call is planned again at most this often.
 _MAX_REQUESTS = 4
 
 
@@ -60,14 +60,14 @@ class Sweeps:
         self._results: list[tuple[ValueState, ...]] = []  # of the last forward sweep
         self._requests: dict[int, tuple[Request, ...]] = {}
         self._call_requests: dict[int, list[tuple[Request, ...]]] = {}  # all to each call
-        self._shared: dict[int, frozenset[int]] = {}  # its operands that other consumers widen
+        self._shared: dict[int, frozenset[int]] = {}  # operands that other consumers widen
         self._moved: set[int] = set()  # calls with other results than in the last forward sweep
 
     def run(self) -> tuple[list[EquationPlan], Mapping[Any, ValueState], Found]:
-        """Returns the plans, the states of all values, and their readers, at the fixed point.
+        """Returns the plans, the states of all values, and the result of the last backward sweep.
 
-        This ends: a sweep requests only equations without an earlier request, and each call at most
-        four times. Among 4,669 plans of 900 random programs, 15 took three sweeps.
+        The loop ends: an equation gets at most one request, and a call at most four. Of 4,669 plans
+        of 900 random programs, 15 took three sweeps.
         """
         # The first sweep has no requests: most programs need no other.
         self._forward()
@@ -96,8 +96,8 @@ class Sweeps:
     def _forward(self, more: Collection[int] = ()) -> None:
         """Plans the equations in program order, given the requests of the last sweep.
 
-        The plan of an equation follows from its operands and the request to it: if neither has
-        changed since the sweep before, the plan is kept.
+        The plan of an equation depends on its operands and its request: if neither has changed
+        since the sweep before, the plan is kept.
         """
         is_first, equations = not self._contexts, []
         changed: set[Any] = set()  # values with another state than in the sweep before
@@ -129,8 +129,8 @@ class Sweeps:
         marks, need = lookup(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
             marks = with_images(eqn, given_to(eqn, self._marks, self._moved_from), self._images)
-            # No consumer is known yet, but results that lead to no product are float32 in the body
-            # at once.
+            # In the first sweep, a call gets no request but the need LEADS, so that results that
+            # lead to no product are float32 in its body from the start.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
             requests = requests or tuple([Request(needs=int(need)) for need in of_each])
             shared = self._shared.get(i, ())
@@ -150,10 +150,11 @@ class Sweeps:
         return Context(*given, *force, requests, marks, need, accumulating)
 
     def _replanned(self, i: int, requested: tuple[Request, ...]) -> EquationPlan | None:
-        """Plans a call again, for the requests to its results.
+        """Plans a call again, for the requests for its results.
 
         Returns:
-            The plan; None if the call was planned for these consumers, or has reached its limit.
+            The plan; None if the last plan was for these requests, or the call has reached its
+            limit.
         """
         earlier = self._call_requests.setdefault(i, [])
         if len(earlier) >= _MAX_REQUESTS or (earlier and earlier[-1] == requested):

@@ -28,7 +28,7 @@ def input_states(
 
     Args:
         variables: The inputs.
-        sources: Which of them are parameters.
+        sources: The kind of each input.
         policy: The policy of the program.
     """
     products = products_of(policy)
@@ -83,12 +83,12 @@ def number_state(dtype: Any, target: np.dtype, state: ValueState) -> ValueState:
 
 @functools.lru_cache(4096)
 def representable(value: float, dtype: np.dtype) -> bool:
-    """Returns whether a literal means the same in ``dtype``: it does not become inf, 0, 1 or -1.
+    """Returns whether a literal keeps its meaning in ``dtype``: it becomes no inf, 0, 1 or -1.
 
-    A mask of -1e9 becomes -inf in float16, and a masked row NaN; ``1e-8`` becomes 0 there;
-    ``1 - 1e-7`` becomes 1 and its logarithm 0. In bfloat16 nothing finite becomes infinite:
-    ``finfo(float32).min`` is read as the lowest bfloat16 number, which is 2**-8 of it away, no more
-    than other numbers are rounded by (`clamped`).
+    In float16 a mask of -1e9 becomes -inf, and a masked row NaN; ``1e-8`` becomes 0; ``1 - 1e-7``
+    becomes 1, and its logarithm 0. In bfloat16 nothing finite becomes infinite:
+    ``finfo(float32).min`` is clamped to the lowest bfloat16 number, an error of 2**-8, no more than
+    that of other numbers (`clamped`).
 
     Args:
         value: The value of every element of the literal.
@@ -99,7 +99,7 @@ def representable(value: float, dtype: np.dtype) -> bool:
         >>> representable(1e-8, jnp.dtype("float16")), representable(1e-8, jnp.dtype("bfloat16"))
         (False, True)
     """
-    # An infinite mask, or a NaN that the program writes down, means the same in every dtype.
+    # An infinity or a NaN in the program is the same in every dtype.
     if not math.isfinite(value):
         return True
     rounded = float(clamped(value, dtype))
@@ -140,8 +140,8 @@ def coordinate_bound(
     if primitive not in _AFFINE or all(operands[i].integer_bound is None for i in floats):
         return None
     magnitudes = [m for i in floats if (m := _magnitude(operands[i])) is not None]
-    # With an operand that is no coordinate the result is data: counted as a coordinate, an integer
-    # mask times an activation raised every later matmul (59 % of the FLOPs of an encoder).
+    # With an operand that is no coordinate the result is data. Counted as coordinates, products of
+    # an integer mask and activations raised every later matmul (59 % of the FLOPs of an encoder).
     if len(magnitudes) < len(floats):
         return None
     if primitive in ("add", "add_any", "sub"):

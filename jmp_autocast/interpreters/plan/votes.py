@@ -1,10 +1,10 @@
 """Which operands set the dtype of a promoting equation, and which literals forbid 16 bits.
 
-A float32 sum of activations that were 16 bits before is rounded, but only once (`rounded_stream`).
-A norm after a convolution computes in float32 on values that have lost 2**-9 in the convolution.
-With ``dtype=`` by hand, and in PyTorch's batch norm, its result is 16 bits, and so is the sum of a
-residual network, which is a residual of the backward pass. Here the sum is computed in float32 and
-rounded once.
+A float32 sum of activations that were 16-bit before is rounded once (`rounded_stream`). An example
+is the sum in a residual network, after a norm of a convolution. The norm computes in float32 on
+values that the convolution has rounded by 2**-9. With ``dtype=`` by hand, and in PyTorch's batch
+norm, the result of the norm is 16-bit, and so is the sum, which is kept for the backward pass. Here
+the norm stays in float32, and the sum is rounded.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of th
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
-# The sum of this and a number of order one keeps no digit of the number in float32.
+# Beside a literal of this size, a summand of order one keeps no digit even in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
@@ -42,14 +42,16 @@ def voters(ctx: Context) -> list[int]:
     A computed value votes. A source votes if its rounding may cost more than 2**-9 of the result,
     which depends on the primitive:
 
-    * The rounding of a factor costs as much as that of the result. Data of the program votes as
-      PyTorch's float32 tensors do, but only at the full size of the result: a norm's scale, or
-      RoPE's table, would raise a whole activation. A divisor in float16 votes if it may have a
-      gradient, which contains its inverse square: 0 from 4,096 on and infinite below 1/256.
-    * A summand costs 2**-9 of itself, which is all of the result in ``position + offset`` or in
-      ``weight - rate * gradient``. It votes unless `_summand_votes` finds an exception.
-    * A maximum is one of its operands, and a comparison returns a bool: data votes, and so does the
-      operand that it is compared with.
+    * The rounding of a factor costs as much as that of the result. Data votes, as PyTorch's float32
+      tensors do, but only if it has the size of the result: the vote of a norm's scale, or of
+      RoPE's table, would raise a whole activation. In float16 a divisor that may have a gradient
+      votes: the gradient contains its inverse square, which is 0 from 4,096 on and infinite below
+      1/256.
+    * The rounding of a summand costs 2**-9 of the summand, which may be all of the result, as in
+      ``position + offset`` or in ``weight - rate * gradient``. A source votes unless
+      `_summand_votes` finds an exception.
+    * A maximum returns an operand, and a comparison returns a bool. Data votes in both, and a
+      parameter or constant votes in a comparison.
 
     Args:
         ctx: The equation.
@@ -60,7 +62,7 @@ def voters(ctx: Context) -> list[int]:
     computed = [i for i in ctx.floats if ctx.given[i].source is None]
     if ctx.policy.data_abstains:
         return computed
-    # A function of sources alone is a source itself: it stays float32 for its consumers.
+    # A function of sources alone is a source itself, and no source votes in it.
     votes = (vote for names, vote in _CLASSES if computed and ctx.name in names)
     vote = next(votes, _factor_votes)
     return [i for i in ctx.floats if ctx.given[i].source is None or vote(ctx, i)]
@@ -91,15 +93,17 @@ def _summand_votes(ctx: Context, i: int) -> bool:
     if state.source is Source.DATA:
         return True
     fresh = min((ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None), default=0)
-    # `x - mean` with an input of the program. The mean of a product is a function of products.
+    # A difference from a value that no product computes needs digits, such as `x - mean` of an
+    # input.
     if ctx.name not in _SUMS and fresh == 0:
         return True
     if ctx.marks[i].spread or not is_as_large(ctx.eqn.invars[i], ctx.eqn.outvars[0]):
         # A row of parameters (`h @ w + b`) has no vote, and a row of constants has none beside a
         # product.
         return state.source is not Source.PARAM and fresh == 0
-    # `h @ w + b` for a single example adds arrays of one size. `addmm` and `w + a @ b` are the same
-    # program: float32 costs one fused temporary there, and 16 bits would round the weight.
+    # In `h @ w + b` for a single example, a bias has the size of the product, and has no vote. In
+    # `addmm` and `w + a @ b` a matrix is added, and votes: float32 costs one fused temporary there,
+    # and 16 bits would round the weight.
     return aval_of(ctx.eqn.outvars[0]).ndim != 1 or fresh < 2
 
 
@@ -111,11 +115,11 @@ def _choice_votes(ctx: Context, i: int) -> bool:
 
 
 _CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes), (having("div1"), _divisor_votes))
-"""Whether a source votes beside computed operands: by primitive, `_factor_votes` for all others."""
+"""Functions that return whether a source votes, by primitive; `_factor_votes` for all others."""
 
 
 def is_harmless(state: ValueState) -> bool:
-    """Returns whether a source is known to be small, or exact, or one literal, as in PyTorch."""
+    """Returns whether a source may be rounded: one known value, exact in 16 bits, or in [-1, 1]."""
     if state.known_value is not None or state.may_be_rounded:
         return True
     return state.const_range is not None and state.const_range.found.is_within_one
@@ -124,9 +128,9 @@ def is_harmless(state: ValueState) -> bool:
 def is_stream(ctx: Context) -> bool:
     """Returns whether a sum is in a residual stream that is 16 bits by intent.
 
-    At level "compute" this is any sum of values of its own size that no parameter is among: a bias
-    is smaller, and a parameter of full size, a learned position, is no stream. At other levels it
-    is the stream of a convolutional network.
+    At level "compute" this is a sum of two or more values of its size, none of them a parameter: a
+    bias is smaller, and a learned position is a parameter. At other levels it is a sum in the
+    stream of a convolutional network.
 
     Args:
         ctx: The equation.
@@ -141,10 +145,10 @@ def is_stream(ctx: Context) -> bool:
 
 
 def starts_stream(ctx: Context) -> bool:
-    """Returns whether rows of parameters are summed, scaled or joined: an embedding's, as a rule.
+    """Returns whether rows of parameters, as of an embedding, are summed, scaled or joined.
 
-    Differences, and sums with data, do not count: `x - centers[nearest]` of the input of a program
-    is a small difference, which is exact in float32.
+    Differences, and sums with data, do not count: for an input ``x``, `x - centers[nearest]` is a
+    small difference, which is exact in float32.
 
     Args:
         ctx: The equation, whose operands are all sources.
@@ -157,15 +161,15 @@ def starts_stream(ctx: Context) -> bool:
 def literal_guard(
     given: Sequence[ValueState], floats: Sequence[int], compute_dtype: np.dtype
 ) -> Reason | None:
-    """Returns the literal or constant that changes its meaning in the compute dtype, or None.
+    """Returns the reason why a literal or constant forbids the compute dtype, None without one.
 
     Args:
         given: The state of each operand.
         floats: The positions of the float operands.
         compute_dtype: float16 or bfloat16.
     """
-    # Checked for each operand, also those that do not vote: -1e9 of a mask is -inf in float16, and
-    # a row that is masked throughout becomes NaN in the softmax after it.
+    # Operands that do not vote are checked as well: -1e9 of a mask is -inf in float16, and a row
+    # that is masked throughout becomes NaN in the softmax after it.
     for i in floats:
         value, const_range = given[i].known_value, given[i].const_range
         if value is not None and not representable(value, compute_dtype):
@@ -178,7 +182,7 @@ def literal_guard(
 
 
 def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
-    """Returns which literal takes the digits of the 16-bit value that it meets, None if none does.
+    """Returns the reason why a literal takes the digits of a 16-bit operand, None without one.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
     and ``(x + 1000) - 1000`` has lost ``x``. A choice returns the literal: 10,000 is 9,984 in
@@ -198,7 +202,8 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
         elif ctx.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
-            # A negative number that `select_n` chooses is a mask; one that clips is a bound.
+            # In `select_n` a negative number is a mask, which takes no digits; in a clip it is a
+            # bound.
             lowest = NEAR if ctx.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
@@ -210,17 +215,17 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
 
 
 def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan of an equation, rounded if it is a stream, or marked as rounded before.
+    """Returns the plan with its result rounded if it is a stream, else marked as rounded before.
 
-    A sum is a stream if a product reads it through elementwise operations. One that only a
-    loss or a mean reads keeps float32, and so does one that becomes an integer, or reaches a
-    logarithm or a denominator.
+    A sum is a stream if a product reads it through elementwise operations. A sum that only a loss
+    or a mean reads keeps float32, and so does a sum that becomes an integer, or reaches a logarithm
+    or a denominator.
 
     Args:
         ctx: The equation.
         plan: Its plan so far.
     """
-    # At level "tensor_cores" nothing but contractions rounds.
+    # At level "tensor_cores" only contractions round.
     if ctx.region.compute_dtype is None or ctx.policy.level == "tensor_cores":
         return plan
     if isinstance(plan.action, Inside) or not _was_rounded(ctx, plan):
@@ -237,11 +242,11 @@ def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
 
 
 def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
-    """Whether computed operands alone make an equation float32, as in PyTorch.
+    """Whether an equation is float32 only because of its computed operands, as in PyTorch.
 
-    Ops that PyTorch computes in float32 (an exponential), results of guards (``h + 10000``), and
-    sums with a position or another source have digits of their own. At level "compute" none of this
-    counts, as with ``dtype=`` by hand.
+    It is not if PyTorch computes the op in float32 (an exponential), if a guard decides (``h +
+    10000``), or if a position or another source votes: their results have digits of their own. At
+    level "compute" none of this counts, as with ``dtype=`` by hand.
     """
     if plan.reason.code is not ReasonCode.PROMOTE_FULL:
         return False
@@ -251,7 +256,7 @@ def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
 
 
 def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:
-    """Whether the float32 result is made element by element of values that were 16 bits before."""
+    """Whether the result is float32, and each computed operand of its size was 16-bit before."""
     if len(plan.results) != 1 or plan.results[0].dtype != FLOAT32:
         return False
     shape = aval_of(ctx.eqn.outvars[0]).shape
