@@ -56,7 +56,8 @@ class Products:
         """Returns the function that plans products in a scope; None if they stay in 16 bits."""
         if not name:
             return self._recipe and functools.partial(self._planned, self._recipe)
-        # In a scope with a "float8" rule, the last products run in 8 bits, too.
+        # A scope with a "float8" rule skips no product: a product that no other matrix product
+        # follows (`look_at`) runs in 8 bits there, too.
         recipe = dataclasses.replace(self._recipe or Float8(), skip=())
         return functools.partial(self._planned, recipe)
 

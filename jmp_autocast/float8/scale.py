@@ -95,7 +95,7 @@ class Values:
 
     @property
     def when_moved(self) -> Literal["moves", "anew"]:
-        """How to copy a moved array: row scales are computed again, as rows may be transposed."""
+        """Says that a copy moves with its array; a copy with row scales is made anew instead."""
         return "anew" if self.rows else "moves"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
@@ -128,7 +128,7 @@ class ScaleOf:
 
     @property
     def when_moved(self) -> Literal["stays", "anew"]:
-        """How to copy a moved array: a single scale stays, row scales are computed again."""
+        """Says that a single scale stays when its array moves, but row scales are computed anew."""
         return "anew" if self.values.rows else "stays"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:

@@ -44,7 +44,7 @@ class Encoding(Protocol):
 
     @property
     def when_moved(self) -> Literal["moves", "stays", "anew"]:
-        """How to copy a moved array: move the copy, take the same copy, or make a new one."""
+        """Says whether the copy of a moved array moves, too, stays the same, or is made anew."""
         ...
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:

@@ -47,10 +47,15 @@ def _widened(states: Sequence[ValueState]) -> list[np.dtype | None]:
 def _as_parameters(
     states: Sequence[ValueState], casts: Sequence[np.dtype | None]
 ) -> list[ValueState]:
-    """Returns the states, inside a loop, of values from before the loop, as sources.
+    """Returns the states in a loop's body of values from before the loop: floats are sources there.
 
-    Each step reads a view of one 16-bit copy, and the gradients of the steps add up in float32.
-    Added up in 16 bits, 2,048 steps lost four fifths of the gradient of a normalized weight.
+    Each step reads a view of one 16-bit copy of a source, and the gradients of the steps add up in
+    float32. When they were added up in 16 bits, 2,048 steps lost four fifths of the gradient of a
+    normalized weight.
+
+    Args:
+        states: The states of the values before the loop.
+        casts: The casts to float32 from `_widened`.
     """
 
     def parameter(state: ValueState, cast: np.dtype | None) -> ValueState:
@@ -124,7 +129,7 @@ def _carried(
     accumulating: Collection[int],
     marks: Sequence[Marks],
 ) -> list[ValueState]:
-    """Returns the states of the carries of a loop, inside the loop; ``marks`` are their marks."""
+    """Returns the states of a loop's carries in its body; ``marks`` are those of the carries."""
     carry_marks = [
         m._replace(summed=k in accumulating) if m.summed or k in accumulating else m
         for k, m in enumerate(marks)

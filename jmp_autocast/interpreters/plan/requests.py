@@ -67,7 +67,7 @@ def _by_need(it: Producer) -> Request | None:
 
 
 def _by_all_consumers(it: Producer) -> Request | None:
-    """If all consumers read the other dtype, the producer follows: float32 costs nothing then.
+    """Requests the dtype that all consumers read: float32 costs nothing if none reads 16 bits.
 
     A value that is only moved on its way to a product is not raised: in float32, the residual
     stream of a ViT took over the layout of its patch convolution, for 5 to 10 % of a TPU's step.

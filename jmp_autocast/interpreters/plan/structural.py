@@ -308,7 +308,7 @@ def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
 
 
 def loop_invariants(states: Sequence[ValueState]) -> list[ValueState]:
-    """Returns the states of the constants of a loop, inside the loop."""
+    """Returns the states of a loop's constants in its body: each source is loop-invariant there."""
     return [dataclasses.replace(s, loop_invariant=True) if s.source else s for s in states]
 
 

@@ -64,7 +64,7 @@ class Value:
         return cls(array, source, known=known, const_range=const_range, tag=state.tag)
 
     def is_read_often(self) -> None:
-        """Makes all 16-bit reads of a computed value views, as for a source."""
+        """Marks a computed value as a source, so that each 16-bit read of it returns a view."""
         self.source = True
         self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
