@@ -49,8 +49,9 @@ def _as_parameters(
 ) -> list[ValueState]:
     """Returns the states, inside a loop, of values from before the loop, as sources.
 
-    Each step reads a view of one 16-bit copy, and the gradients of the steps add up in float32.
-    Added up in 16 bits, 2,048 steps lost four fifths of the gradient of a normalized weight.
+    Each step reads one 16-bit copy through a `source_view`, and the gradients of the steps are
+    added up in float32. Added up in 16 bits, 2,048 steps lost four fifths of the gradient of a
+    normalized weight.
     """
 
     def parameter(state: ValueState, cast: np.dtype | None) -> ValueState:
@@ -74,7 +75,7 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]
     # A 16-bit value from before the loop is widened once, so that the gradients of all steps add up
-    # in float32. The steps read views of the 16-bit value.
+    # in float32. Each step reads the 16-bit value through a `source_view`.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
     tagged = [(s, s.tag) for s in given[end:]]

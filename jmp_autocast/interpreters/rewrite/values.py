@@ -1,4 +1,8 @@
-"""Values of the running program: one cast per value and dtype, and views with exact gradients."""
+"""Values of the running program, each of which is cast once per dtype.
+
+Consumers read the 16-bit copy of a source through a `source_view`, so that the gradient is added up
+in float32.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +68,7 @@ class Value:
         return cls(array, source, known=known, const_range=const_range, tag=state.tag)
 
     def is_read_often(self) -> None:
-        """Makes all 16-bit reads of a computed value views, as for a source."""
+        """Makes each 16-bit read of a computed value a `source_view`, like a read of a source."""
         self.source = True
         self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
