@@ -42,15 +42,16 @@ _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 def computed_requests(
     planner: Planner, closed: AnyJaxpr, inputs: Sequence[ValueState], requests: Sequence[Request]
 ) -> list[Request]:
-    """Returns the requests for the outputs of a program in PyTorch's dtypes.
+    """Returns the requests with the dtypes in which PyTorch would return the program's outputs.
 
-    PyTorch sees no consumers: the program is planned as if a product consumed each output.
+    PyTorch does not know the consumers of an output. So the program is planned as if a matmul
+    consumed each output: no output stays in float32 for lack of such a consumer.
 
     Args:
         planner: The planner of the program.
         closed: The program.
         inputs: The state of each input.
-        requests: The requests so far.
+        requests: The requests for the outputs before this call.
     """
     # At level "tensor_cores" the user has chosen float32: PyTorch's lists do not apply.
     if planner.policy.level == "tensor_cores":
@@ -59,7 +60,7 @@ def computed_requests(
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
     dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
-    # With the need of a product, a float32 output would be computed in 16 bits before its cast.
+    # If a float32 output kept the need of a matmul, it would be computed in 16 bits and then cast.
     return [
         w if d is None else dataclasses.replace(w, dtype=d, needs=w.needs if is_16_bit(d) else 0)
         for w, d in dtypes

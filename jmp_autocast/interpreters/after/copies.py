@@ -1,4 +1,4 @@
-"""Finds the low-precision copies that jaxprs take from outside, and values to read by views."""
+"""Finds the low-precision copies that enter bodies as inputs, and values that are read often."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ _REWRITTEN = frozenset(("source_view", "accumulate"))
 
 
 def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Copies:
-    """Returns pairs (operand, key) of the copies that the bodies of an equation take from outside.
+    """Returns pairs (operand, key) of the copies that enter the bodies of an equation as inputs.
 
-    A loop then reads a copy that is made before it, and a call in the loop hands the copy on.
+    A loop then reads a copy that is made before the loop, and a call in the loop gets that copy.
 
     Args:
         eqn: The equation.
@@ -58,15 +58,15 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
 
 
 def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: CopyKey) -> bool:
-    """Returns whether a body takes a copy of its input from outside.
+    """Returns whether the copy of an input enters a body as one more input.
 
-    A call takes 16-bit copies only inside a loop. Elsewhere the cast stays inside: a copy that is
-    passed to ``jax.checkpoint`` would be kept for the backward pass. An extension decides about its
-    own copies.
+    A 16-bit copy enters a call only inside a loop. Elsewhere the body casts the source itself: a
+    copy that is passed to ``jax.checkpoint`` would be kept for the backward pass. An extension
+    decides about its own copies.
     """
     if eqn.primitive.name in _LOOPS:
-        # A loop takes copies of its constants, and slices of a copy if the tag of the source allows
-        # it.
+        # Copies of its constants enter a loop, and so do slices of a copy, if the tag of the source
+        # allows it.
         return i < body.fixed or (state.tag is not None and state.tag.gives(key))
     if state.loop_invariant or isinstance(key, np.dtype):
         return state.loop_invariant
@@ -137,11 +137,12 @@ def _moved(
 
 
 def read_often(plan: Plan) -> frozenset[Any]:
-    """Returns the computed values that are read so often that their reads are views.
+    """Returns the computed values that are read so often that each read is a `source_view`.
 
     A normalized or merged weight is computed once, and read in each step of an unrolled loop; the
-    result of an encoder is read in each step of a decoder. Each read is then a view of one 16-bit
-    array, and its cotangent is widened before it is added to the others. A view keeps no residual.
+    result of an encoder is read in each step of a decoder. All views share one 16-bit array, and
+    the cotangent of each view is widened before it is added to the others. A view keeps no
+    residual.
 
     Args:
         plan: The plan of the jaxpr.

@@ -27,8 +27,8 @@ def read_low(
         sources: The kinds of sources that may be cast, with None for computed values.
     """
 
-    # A known value is cast at trace time. Sources are not cast by default: each use of one is a
-    # view of its 16-bit copy.
+    # A known value is cast at trace time. A source is not cast by default, because each consumer
+    # reads its 16-bit copy through a `source_view`.
     def is_cast(state: ValueState, use: Use) -> bool:
         may_be = state.source in sources and state.known_value is None
         return may_be and use is Use.LOW and state.dtype == FLOAT32

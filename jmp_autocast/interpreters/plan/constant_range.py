@@ -54,7 +54,8 @@ _NOTHING = Found()
 class ConstantRange:
     """The range of a constant array, computed lazily.
 
-    Two ranges are equal if their elements are alike, so that plans are shared between constants.
+    Two ranges are equal if the facts that were found about their arrays are equal, so that
+    constants with equal facts share plans.
     """
 
     __slots__ = ("_found", "_is_small", "_value")

@@ -137,7 +137,7 @@ class ValueState:
 
     @property
     def keeps_gradient(self) -> bool:
-        """Whether the value is a source with a gradient, which its 16-bit views add up in float32.
+        """Whether the value is a source with a gradient, which is added up in float32.
 
         A literal has no gradient, and neither has another value that is known at trace time.
         """
@@ -366,7 +366,7 @@ BIND = Bind()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class EquationPlan:
-    """How one equation is emitted; equations that look alike share it.
+    """How one equation is emitted; equations with equal parameters and contexts share it.
 
     Args:
         action: How it is emitted.

@@ -79,7 +79,7 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
     start, end = body.fixed, body.fixed + len(body.carries)
     initial = given[start:end]
     # A 16-bit value from before the loop is widened once, so that the gradients of all steps add up
-    # in float32. The steps read views of the 16-bit value.
+    # in float32. Each step reads the 16-bit value through a `source_view`.
     widened = _widened(given[:start])
     fixed = loop_invariants(_as_parameters(given[:start], widened))
     tagged = [(s, s.tag) for s in given[end:]]

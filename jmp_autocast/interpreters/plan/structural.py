@@ -162,14 +162,14 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
     Computed operands that the body reads in 16 bits only are cast before the call. In two cases,
     sources are cast as well:
 
-    * The function has a derivative rule of the user's own. The rule takes no copies, and keeps its
-      operands for the backward pass: it gets the 16-bit copy that other consumers read, and keeps
-      no float32 weight.
-    * The call is a `shard_map`, at ``level="by_hand"``: the copy alone is sent to the devices, and
-      the gradient has its dtype. At other levels a source is sent beside its copy.
+    * The function has a derivative rule of the user's own. A copy cannot be passed beside a source,
+      because the signature of the rule is fixed; so the 16-bit copy replaces the source. As a
+      residual, the rule keeps this copy, which other consumers share, and not the float32 weight.
+    * The call is a `shard_map`, at ``level="by_hand"``. Only the copy is sent to the devices, and
+      the gradient has the dtype of the copy. At other levels, both the source and its copy are
+      sent.
 
-    The operands of a function with a batching rule of the user's own are not cast: the rule takes
-    no copies.
+    The operands of a function with a batching rule of the user's own are never cast before it.
     """
     (body,), is_custom = bodies(ctx.eqn), has_rule(ctx.eqn)
     if is_custom:

@@ -60,8 +60,8 @@ def with_precision(eqn: JaxprEqn, word: str) -> dict[str, Any] | None:
         word: One of `policies.precisions.PRECISIONS`.
 
     Returns:
-        The parameters; None if the program gives the product a precision, or if the primitive does
-        not take the algorithm.
+        The parameters. None if the program itself gives the product a precision, or if ``word`` is
+        a dot algorithm and the primitive is not a ``dot_general``.
     """
     asked = eqn.params.get("precision")
     if asked is not None and asked != (lax.Precision.DEFAULT, lax.Precision.DEFAULT):

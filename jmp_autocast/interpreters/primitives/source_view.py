@@ -30,8 +30,8 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return source_view_p.bind(*registration.all_at_front(operands, dims)), 0
 
 
-# Each use of each parameter has a view. A primitive is faster to trace than a `custom_jvp`: it is
-# one equation, and lowers to nothing.
+# Each consumer of a parameter has a view of its own. A primitive is faster to trace than a
+# `custom_jvp`: it is one equation, and lowers to nothing.
 source_view_p: Any = registration.define_primitive(
     "source_view",
     value=lambda full, low: low,
@@ -47,10 +47,10 @@ _view = with_cached_derivative(source_view_p.bind)
 def source_view(full: Any, low: Any) -> Any:
     """Reads a source in 16 bits, with a gradient that accumulates in float32.
 
-    The value is ``low``; the derivative is the derivative of a cast of ``full``. Each use of a
-    source reads its own view, so the cotangents of all uses are widened to float32 before they are
-    added. A shared cast would add them in 16 bits: a weight with 513 uses and the gradient 2.0
-    would get 1.5.
+    The value is ``low``; the derivative is the derivative of a cast of ``full``. Each consumer
+    reads a source through a view of its own, so the cotangents of all uses are widened to float32
+    before they are added. A shared cast would add them in 16 bits: a weight with 513 uses and the
+    gradient 2.0 would get 1.5.
 
     Args:
         full: The source, a float32 array of any shape.

@@ -46,8 +46,8 @@ class Body:
             carries nor slices.
         repeats: How often the jaxpr runs when the equation runs once. It is 1 for a ``while``,
             whose count is unknown, and `assumed_size` for a ``scan`` over a symbolic length.
-        takes_copies_at: The position at which the jaxpr takes copies of the sources that are inputs
-            before it. Copies of slices, which are inputs after it, are appended.
+        takes_copies_at: The position among the jaxpr's inputs at which copies of the inputs before
+            it are inserted. Copies of the inputs after it, which are slices, are appended.
     """
 
     jaxpr: AnyJaxpr
@@ -94,8 +94,8 @@ class Structure:
             operands, a jaxpr for each body, and the copies that each jaxpr takes. None for a
             primitive that cannot be bound with other jaxprs.
         is_call: Whether its results are the results of its one body on its operands.
-        isolates: Whether its body takes no copies of sources other than casts, because the body has
-            a trace or shards of its own.
+        isolates: Whether casts are the only copies of sources that enter its body, because the body
+            has a trace or shards of its own.
         has_rule: Whether it has a derivative rule of the user.
         runs_again: Whether a backward pass runs its body again: a checkpoint.
     """
@@ -174,7 +174,7 @@ def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
 
 
 def isolates(eqn: JaxprEqn) -> bool:
-    """Returns whether the body of an equation takes no copies of sources other than casts."""
+    """Returns whether casts are the only copies of sources that enter the body of an equation."""
     return _structure_of(eqn).isolates
 
 

@@ -82,7 +82,8 @@ def _emitted(
     and MobileNetV2 calls ``jax.nn.relu6`` 35 times.
     """
     xs, inner = read(plan, operands), plan.inner[0]
-    # Effects have an order, and JAX inlines no function of a ref.
+    # An equation with effects is emitted alone, because its effects have an order. So is an
+    # equation with a ref as an operand, because JAX does not inline a function of a ref.
     is_alone = bool(eqn.effects) or any(is_ref(v.aval) for v in eqn.invars)
     is_alone = is_alone or rewriter.looks_at(eqn) or not inner.equations
     # Outside of `jit`, JAX would compile the shared function at each call of `autocast`.

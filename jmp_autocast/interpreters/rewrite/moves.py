@@ -1,4 +1,8 @@
-"""Emits equations that move elements of a source, and moves each copy of the source alike."""
+"""Emits an equation that moves the elements of a source, such as a transpose.
+
+A 16-bit copy of the result is the moved 16-bit copy of the operand. For any other copy, its key
+decides whether the copy is moved, stays as it is, or is made anew.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ def repeated_lines(
 
     Args:
         plan: The plan of the jaxpr.
-        often: The variables of values that are read by views; see `read_often`.
+        often: The variables of the values that `read_often` returns.
         rule_of: Returns the key of an equation's custom rules; see `ClosedOver.rule_of`.
     """
     eqns, plans = list(plan.jaxpr.eqns), plan.equations

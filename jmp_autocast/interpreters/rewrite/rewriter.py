@@ -141,8 +141,8 @@ class Rewriter(KeepsValues):
         Returns:
             The outputs, in the dtypes of the plan's outputs.
         """
-        # Each use of a source reads its own view. `Value` caches the 16-bit copy that all views
-        # share.
+        # Each 16-bit read of a source is a `source_view` of its own. All views of a source share
+        # one 16-bit copy, which its `Value` caches.
         given = list(map(Value.of, args, plan.inputs))
         for (i, dtype), copy in copies.items():
             given[i].copies[dtype] = copy

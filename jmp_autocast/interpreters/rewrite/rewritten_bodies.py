@@ -48,8 +48,8 @@ def rewritten_bodies(
     is_kept = is_run and not (is_watched or rewriter.planned or eqn.effects or is_checked())
     found = []
     for inner, body in zip(plan.inner, bodies(eqn), strict=True):
-        # Branches share their operands, so they all take the same copies. Each body of a ``while``
-        # takes copies of its own constants.
+        # Branches share their operands, so the same copies enter all branches. Each body of a
+        # ``while`` has constants of its own, and gets the copies of those alone.
         own = body.operands
         pairs = tuple([(own.index(i), key) for i, key in copied if i in own])
         if inner.identity and not (pairs or is_entered):

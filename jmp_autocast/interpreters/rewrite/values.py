@@ -1,4 +1,8 @@
-"""Values of the running program: one cast per value and dtype, and views with exact gradients."""
+"""Values of the running program, each of which is cast once per dtype.
+
+Consumers read the 16-bit copy of a source through a `source_view`, so that the gradient is added up
+in float32.
+"""
 
 from __future__ import annotations
 
