@@ -224,6 +224,13 @@ def flatten(
     ]
     paths = [path for path, _ in parts]
     kinds = [Source.PARAM if is_param(path) else Source.DATA for path in paths]
+    if is_function(params) and paths and Source.PARAM not in kinds:
+        some = ", ".join(map(repr, paths[:4]))
+        warnings.warn(
+            f"The predicate params= selects no array of {name_of(fn)}, so that all are data. Paths "
+            f"begin with the position or name of an argument: {some}. params=() selects none.",
+            stacklevel=4,
+        )
     # Filled when the function has run: the structure of its result and the static leaves.
     result: dict[str, Any] = {}
 

@@ -42,7 +42,7 @@ class LossScalingState(NamedTuple):
     inner_state: optax.OptState
 
 
-@with_usage("dynamic_loss_scaling(optax.adam(1e-3)), and options by keyword")
+@with_usage("dynamic_loss_scaling(optax.adam(1e-3)), and options such as init_scale= by keyword")
 def dynamic_loss_scaling(
     inner: optax.GradientTransformation,
     *,

@@ -133,3 +133,10 @@ def test_what_products_consume_as_weights(is_first, body):
 
 def test_the_matrix_of_a_graph_is_data():
     assert params_of(graph, TREE, {"adjacency": X, "input": X}) == {"0"}
+
+
+def test_a_predicate_that_selects_no_array_warns():
+    params, x = {"w": jnp.ones((4, 4))}, jnp.ones((2, 4))
+    mixed = autocast(lambda params, x: x @ params["w"], params=lambda path: path == "params/w")
+    with pytest.warns(UserWarning, match=r"params= selects no array .* data\. Paths .*'0/w', '1'"):
+        mixed(params, x)
