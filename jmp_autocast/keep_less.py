@@ -68,8 +68,8 @@ def keep_less(
             bytes as possible. ``"declared"`` changes nothing.
         keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_rules`, in which
             nothing is computed again.
-        params: As for `autocast`: which arguments are in memory anyway, even when moved or cast.
-            The result of `autocast` has its own.
+        params: Which arguments hold parameters, as for `autocast`. Parameters, even moved or cast,
+            are in memory anyway. Leave it out for a result of `autocast`, which has its own.
 
     Returns:
         The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and

@@ -70,7 +70,8 @@ def quantize_params(
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: The policy has no products in 8 bits, or its recipe has a scale for each row; or
-            ``fn`` is a wrapper, and ``policy`` is given as well or it has ``enabled=False``.
+            ``fn`` is a wrapper, and ``policy`` is given as well or the wrapper has
+            ``enabled=False``.
 
     Example:
         >>> import jax, jax.numpy as jnp

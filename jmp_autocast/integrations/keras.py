@@ -206,7 +206,7 @@ def _policy_of(model: Any) -> Policy | None:
                 f"{first.name!r} has {shown(policy)}, and {layer.name!r} has {shown(other)}. Write "
                 f"one, such as BF16.with_rules({{'*': 'float32'}}, scope='*/{layer.name}')."
             )
-    if len(ours) == 1 and first is model:  # its layers were made before, without the policy
+    if len(ours) == 1 and first is model:  # the layers are older than the policy
         return policy
     # An inner model loses its dtype policy when it is saved, so only its layers are read.
     for layer, other in own:

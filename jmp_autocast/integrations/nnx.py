@@ -142,5 +142,5 @@ class NNXAutocast(Autocast):
 
 STATEFUL_KINDS.append(NNXAutocast)
 
-# With this, a model may hold a wrapped layer as an attribute without `nnx.data`.
+# With this registration, a model may hold a wrapped layer as an attribute without `nnx.data`.
 nnx.register_data_type(pytrees_of(NNXAutocast))

@@ -96,7 +96,7 @@ def _in_scope(name: str, original: Any) -> Any:
 def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
     """Returns the scopes that a call of a module opens, and the module's path for inner calls."""
     own = path_of(module)
-    keys = caller if own is None else own  # without a path: made in the traced function
+    keys = caller if own is None else own  # a module made in the trace has no path
     # If the calling module does not hold this module, the scopes show the path from the root
     # object, without the root's position in the arguments.
     inside = bool(caller) and keys[: len(caller)] == caller
