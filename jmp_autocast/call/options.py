@@ -43,7 +43,7 @@ class Options:
 
     @property
     def chosen(self) -> tuple[Policy, Choice | None]:
-        """The policy with a known compute dtype, and the device's `Choice` if the policy has none."""
+        """The policy with a compute dtype, and the device's `Choice` if the policy names none."""
         # JAX's devices are first used here: at wrap time, `jax.distributed` may not be set up yet.
         if not is_default(self.policy.compute_dtype):
             return self.policy, None

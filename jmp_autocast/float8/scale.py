@@ -1,4 +1,4 @@
-"""Quantization of arrays to 8-bit values and scales, and the keys of these 8-bit copies.
+"""Quantization of arrays to 8-bit values and scales, and the planner's keys of these copies.
 
 A scale is a power of two. Multiplying by it or by its inverse rounds nothing, so the only error is
 the rounding to 8 bits. For 400 random tensors in e4m3 the error was 2.650 %, against 2.644 % with
@@ -51,7 +51,7 @@ def rows_of(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> tuple
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weight:
-    """The tag of a parameter, or of a value that is computed only from parameters.
+    """The planner's tag of a parameter, or of a value that is computed only from parameters.
 
     Args:
         scales: The number of leading dimensions along which the stored scale varies; None for a

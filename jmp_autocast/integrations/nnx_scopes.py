@@ -50,7 +50,7 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
         if path_of(module) is None:
             give_path(module, path, owner)
     methods = {method for cls in {type(m) for _, m in modules} for method in methods_of(cls)}
-    # All threads share the replaced methods, but only a thread with a stack opens scopes.
+    # All threads share the replaced methods, but only a thread with a stack of paths opens scopes.
     outer = getattr(_local, "stack", None)
     _local.stack = [] if outer is None else outer
     roots = list(nodes)

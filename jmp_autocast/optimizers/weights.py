@@ -14,8 +14,8 @@ from .draws import as_key, split
 from .rounding import stochastically, to_nearest
 from .storing import Scheme, as_wide, is_half, map_half, reached, storing
 
-# The compensations of float16 weights are bfloat16, too. A float16 compensation would have two bits:
-# the smallest float16 number is 6e-8, and the rounding error of a weight near 1e-3 is below 2.5e-7.
+# The compensations of float16 weights are bfloat16, too. In float16 they would have two bits: the
+# smallest float16 number is 6e-8, and the rounding error of a weight near 1e-3 is at most 2e-7.
 _COMPENSATION = np.dtype(jnp.bfloat16)
 
 
