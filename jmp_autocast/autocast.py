@@ -348,7 +348,7 @@ def plan_call(
     """
     policy, choice = options.chosen
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
-    # JAX's cache is not used: the function may close over arrays that have changed since.
+    # JAX's cache is not used: arrays that the function closes over may change between calls.
     around = precision_around(default_precision())
     with without_default_precision() if around else nullcontext():
         trace = functools.partial(fresh_make_jaxpr, call.traceable, *call.arrays)

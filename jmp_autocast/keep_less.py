@@ -131,7 +131,7 @@ class KeepLess(Wrapper):
         if choice.is_off:
             return self._fn(*args, **kwargs)
         call = arguments.flatten(self._fn, self._options.params, args, kwargs)
-        # JAX's cache is not used: the function may close over arrays that have changed since.
+        # JAX's cache is not used: arrays that the function closes over may change between calls.
         closed = fresh_make_jaxpr(call.traceable, *call.arrays)
         call.look_at(closed)
         outputs = run_planned(closed, call.is_param, choice, call.arrays)

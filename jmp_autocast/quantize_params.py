@@ -111,7 +111,7 @@ _FIXES = {
 
 
 def _widened(leaf: Any) -> Any:
-    """Returns the leaf to plan with; for a 16-bit leaf, its type in float32."""
+    """Returns the leaf for the plan: a float32 ``ShapeDtypeStruct`` for a 16-bit leaf."""
     is_narrow = getattr(leaf, "dtype", None) in COMPUTE_DTYPES
     return jax.eval_shape(lambda x: x.astype(FLOAT32), leaf) if is_narrow else leaf
 

@@ -309,7 +309,7 @@ def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> N
         return
     before = jax.tree_util.tree_leaves(given, is_leaf=_is_opaque)
     now = jax.tree_util.tree_leaves(arguments, is_leaf=_is_opaque)
-    # A list or dict may grow, because under `jit` and `grad` this has no effect either.
+    # A list or dict that grew is no error, because it keeps its length under `jit` and `grad`, too.
     if len(before) != len(now):
         return
     for old, new in zip(before, now, strict=True):

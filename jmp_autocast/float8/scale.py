@@ -142,7 +142,7 @@ class ScaleOf:
         return {self: lax.squeeze(inverse, rest)}
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
-        """Returns True: one number as an operand saves another pass over the weight."""
+        """Returns True, because the scale as an operand saves the call a pass over the weight."""
         return True
 
 

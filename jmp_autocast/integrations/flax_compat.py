@@ -225,7 +225,7 @@ _FLAX = frozenset(nnx.Module.__mro__)
 
 
 def methods_of(cls: type) -> list[Method]:
-    """Returns the methods of ``cls`` that may compute: ``__call__`` and all but ``__*``.
+    """Returns the methods of ``cls`` that may compute: ``__call__`` and non-dunder ones.
 
     Methods of ``nnx.Module`` itself (``eval``, ``sow``) are left out.
 

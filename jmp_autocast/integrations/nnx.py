@@ -130,7 +130,7 @@ class NNXAutocast(Autocast):
     def opened(
         fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[Opened]:
-        """Yields the call with the state of its objects as arguments; ``finish`` puts it back."""
+        """Yields the call with the state of its objects as arguments; ``finish`` writes it back."""
         return opened(fn, params, args, kwargs)
 
     def _options_of(self, call: Opened) -> Options:
