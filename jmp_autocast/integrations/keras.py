@@ -168,8 +168,8 @@ def autocast(model: Model, policy: PolicyLike = BF16, *, enabled: bool = True) -
     dtype_policy = AutocastPolicy(options.policy) if enabled else _FLOAT32
     for layer in _layers(model):
         layer.dtype_policy = dtype_policy
-    # Keras keeps compiled steps with the old policy. They are dropped, so that it compiles new steps
-    # at the next call.
+    # Keras keeps compiled steps with the old policy. They are dropped, so that Keras compiles new
+    # steps at the next call.
     model.train_function = model.test_function = model.predict_function = None
     return model
 
