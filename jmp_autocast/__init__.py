@@ -78,8 +78,8 @@ _PACKAGES = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 
 
 def __getattr__(name: str) -> Any:
-    # The tools are a third of the package. They are imported at their first use, because training
-    # needs none of them. They are the names of `__all__` that are not here yet.
+    # The tools are a third of the package, and training needs none of them, so they are imported at
+    # their first use. A name of `__all__` that this module does not define is a tool.
     if name == "inspect" or name in __all__:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)

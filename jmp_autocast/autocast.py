@@ -190,7 +190,7 @@ class Autocast(Wrapper, NoContext):
 
     @staticmethod
     def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Returns whether this class handles such a call; the base class handles every call."""
+        """Returns whether this class handles a call of ``fn``; the base class handles all."""
         return True
 
     @staticmethod
@@ -241,7 +241,7 @@ def kind_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Auto
 def opened(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[arguments.Opened]:
-    """Returns the context manager that `opened` of the call's wrapper class returns."""
+    """Returns a context manager that yields the call, opened by its wrapper class."""
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 
@@ -276,8 +276,8 @@ def wrapper_for(
 ANNOTATED: Any = jax.make_user_context(False)
 """While this is True, each emitted equation carries the reason of its plan on the name stack.
 
-A user context is part of the key of JAX's caches, so a program traced with these names is never
-reused for a run without them.
+The value is part of the keys of JAX's caches, so a program that was traced with these reasons is
+never reused for a run without them.
 """
 
 
@@ -318,7 +318,7 @@ class PlannedCall:
                 traces such a rule when it differentiates or maps.
         """
         declared = functools.partial(self.declared, planned=planned)
-        # Without residuals to plan, the program needs no second trace.
+        # If no residuals are planned, the program is not traced a second time.
         if not may_plan(self.closed, self.residuals):
             return declared(*arrays)
         closed, is_param = fresh_make_jaxpr(declared, *arrays), self.call.is_param
@@ -348,7 +348,7 @@ def plan_call(
     """
     policy, choice = options.chosen
     call = arguments.flatten(fn, options.params, args, kwargs, abstract)
-    # JAX's cache is not used: the function may close over arrays that have changed since.
+    # JAX's cache is not used: arrays that the function closes over may change between calls.
     around = precision_around(default_precision())
     with without_default_precision() if around else nullcontext():
         trace = functools.partial(fresh_make_jaxpr, call.traceable, *call.arrays)
@@ -375,7 +375,7 @@ def run_call(
 
     Args:
         wrapper: The wrapper.
-        fn: The function to run: that of the wrapper, or that of an opened call.
+        fn: The function to run: the wrapper's function, or ``fn`` of an `arguments.Opened`.
         options: The options of the call.
         args: The positional arguments.
         kwargs: The keyword arguments.

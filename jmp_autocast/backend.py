@@ -54,7 +54,7 @@ class Hardware(NamedTuple):
 def default_device() -> Hardware:
     """Returns the default device of JAX."""
     device = jax.devices()[0]
-    # JAX does not document the attribute, and devices other than GPUs lack it.
+    # JAX does not document `compute_capability`, and only GPUs have it.
     capability = str(getattr(device, "compute_capability", ""))
     return Hardware(device.platform, device.device_kind, capability)
 

@@ -51,7 +51,7 @@ def cast_params(
 
     Raises:
         TypeError: ``fn`` is not callable.
-        ValueError: ``fn`` is a wrapper, and ``policy`` is given as well or it has
+        ValueError: ``fn`` is a wrapper, and ``policy`` is given as well or the wrapper has
             ``enabled=False``.
 
     Example:

@@ -86,8 +86,8 @@ def _has_kernel(dtype: Any) -> bool:
     """Returns whether XLA:CPU has a kernel for bfloat16 operands and this result dtype."""
     operand = jax.ShapeDtypeStruct((128, 128), jnp.bfloat16)
     product = jax.jit(functools.partial(jnp.matmul, preferred_element_type=dtype))
-    # Another program may be in the middle of its lowering here, perhaps for a mesh: the probe names
-    # its own device.
+    # JAX may be lowering another program here, perhaps for a mesh, so the small program names its
+    # own device.
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
         text = product.lower(operand, operand).compile().as_text() or ""
     # Without a kernel, XLA converts the operands to float32 or leaves a plain `dot`.

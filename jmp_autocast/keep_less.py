@@ -68,8 +68,8 @@ def keep_less(
             bytes as possible. ``"declared"`` changes nothing.
         keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_rules`, in which
             nothing is computed again.
-        params: As for `autocast`: which arguments are in memory anyway, even when moved or cast.
-            The result of `autocast` has its own.
+        params: Which arguments hold parameters, as for `autocast`. Parameters, even moved or cast,
+            are in memory anyway. Leave it out for a result of `autocast`, which has its own.
 
     Returns:
         The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and
@@ -131,7 +131,7 @@ class KeepLess(Wrapper):
         if choice.is_off:
             return self._fn(*args, **kwargs)
         call = arguments.flatten(self._fn, self._options.params, args, kwargs)
-        # JAX's cache is not used: the function may close over arrays that have changed since.
+        # JAX's cache is not used: arrays that the function closes over may change between calls.
         closed = fresh_make_jaxpr(call.traceable, *call.arrays)
         call.look_at(closed)
         outputs = run_planned(closed, call.is_param, choice, call.arrays)

@@ -33,8 +33,8 @@ class PlannedParams:
         leaves, structure = jax.tree.flatten(params)
         is_by_place = wrapper.inputs_are_leaves
         if not is_by_place:
-            # The inputs are in another order than the leaves, and a shared leaf is one input. They
-            # are matched by identity, for which each abstract leaf is copied.
+            # The inputs are in another order than the leaves, and a shared leaf is one input. So
+            # they are matched by identity; abstract leaves are copied, because two may be the same.
             leaves = [x.update() if is_abstract(x) else x for x in leaves]
         self.planned: PlannedCall = wrapper.planned(structure.unflatten(leaves), *args, **kwargs)
         self._count = len(leaves)
@@ -49,7 +49,7 @@ class PlannedParams:
         )
 
     def plan_for(self, inputs: Callable[[Sequence[ValueState]], Sequence[ValueState]]) -> Plan:
-        """Returns the plan for the input states that ``inputs`` returns."""
+        """Plans the program again, with the states that ``inputs`` makes of its input states."""
         planned, plan = self.planned, self.planned.plan
         return planned.planner.plan_program(planned.closed, inputs(plan.inputs), plan.requests)
 

@@ -70,7 +70,8 @@ def quantize_params(
     Raises:
         TypeError: ``fn`` is not callable.
         ValueError: The policy has no products in 8 bits, or its recipe has a scale for each row; or
-            ``fn`` is a wrapper, and ``policy`` is given as well or it has ``enabled=False``.
+            ``fn`` is a wrapper, and ``policy`` is given as well or the wrapper has
+            ``enabled=False``.
 
     Example:
         >>> import jax, jax.numpy as jnp
@@ -110,7 +111,7 @@ _FIXES = {
 
 
 def _widened(leaf: Any) -> Any:
-    """Returns the leaf to plan with; for a 16-bit leaf, its type in float32."""
+    """Returns the leaf for the plan: a float32 ``ShapeDtypeStruct`` for a 16-bit leaf."""
     is_narrow = getattr(leaf, "dtype", None) in COMPUTE_DTYPES
     return jax.eval_shape(lambda x: x.astype(FLOAT32), leaf) if is_narrow else leaf
 

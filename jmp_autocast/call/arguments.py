@@ -98,7 +98,7 @@ def check_params(params: Any) -> Any:
 def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
     """Raises ValueError if a position in ``params`` is beyond the signature of ``fn``."""
     signature = signature_of(fn) if isinstance(params, tuple) else None
-    if signature is None:  # a predicate; or a builtin, whose call is checked instead
+    if signature is None:  # no positions, or a builtin, whose positions are checked at its call
         return
     # A function with `*args` takes any number of arguments; its positions are checked at the call.
     if all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values()):
@@ -166,7 +166,7 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class InModules:
-    """A predicate of the path of a known parameter; further parameters are inferred."""
+    """A predicate that is True for paths of known parameters; further parameters are inferred."""
 
     is_param: Callable[[str], bool]
 
@@ -179,7 +179,8 @@ class Opened(NamedTuple):
         args: The positional arguments of ``fn``.
         kwargs: The keyword arguments of ``fn``.
         params: The value of ``params`` for `flatten`.
-        untrained: A predicate of an array's path: the framework's gradient leaves the array out.
+        untrained: A predicate of an array's path, True if the framework takes no gradient by the
+            array.
         finish: A function that writes the new state into the caller's objects. It takes the result
             of ``fn`` and returns the result of the caller's function.
     """
@@ -315,7 +316,7 @@ def _check_unchanged(arguments: Any, tree: Any, leaves: list[Any], fn: Any) -> N
         return
     before = jax.tree_util.tree_leaves(given, is_leaf=_is_opaque)
     now = jax.tree_util.tree_leaves(arguments, is_leaf=_is_opaque)
-    # A list or dict may grow, because under `jit` and `grad` this has no effect either.
+    # A list or dict that grew is no error, because it keeps its length under `jit` and `grad`, too.
     if len(before) != len(now):
         return
     for old, new in zip(before, now, strict=True):
@@ -372,7 +373,8 @@ def report_unmatched(planner: Planner, fn: Any) -> None:
     patterns = unmatched_patterns(planner.policy, planner.regions.scopes)
     names = {name for scope in planner.regions.scopes for name in scope if read_mark(name) is None}
     if planner.has_rules:
-        # A derivative rule of the user is traced later, and may add scopes inside the known ones.
+        # A derivative rule of the user is traced later, and may add scopes inside the known ones,
+        # so a pattern that starts with a known scope may still match.
         patterns = [p for p in patterns if p.split("/")[0] not in names]
     if not patterns:
         return

@@ -53,7 +53,7 @@ class Decorator(NoContext, functools.partial[Any]):
 
 
 def hide_mistakes(fn: F) -> F:
-    """Removes the parameters that only collect wrong arguments from a function's signature."""
+    """Removes from a function's signature the parameters that only collect wrong arguments."""
     signature = inspect.signature(fn)
     parameters = [p for p in signature.parameters.values() if not p.name.startswith("_")]
     vars(fn)["__signature__"] = signature.replace(parameters=parameters)

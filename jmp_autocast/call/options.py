@@ -43,7 +43,7 @@ class Options:
 
     @property
     def chosen(self) -> tuple[Policy, Choice | None]:
-        """The policy with a known compute dtype, and the choice if the device decided."""
+        """The policy with a compute dtype, and the device's `Choice` if the policy names none."""
         # JAX's devices are first used here: at wrap time, `jax.distributed` may not be set up yet.
         if not is_default(self.policy.compute_dtype):
             return self.policy, None
@@ -58,7 +58,7 @@ def autocast_options(
     enabled: Any = True,
 ) -> Options:
     """Checks and normalizes the options of `autocast`."""
-    # For a traced bool, the message "must be a bool" would not help.
+    # A traced bool gets an error of its own, because "must be a bool" would not help.
     if isinstance(enabled, Tracer):
         raise TypeError(
             f"enabled must be known when the program is traced, got the traced value {enabled}. "

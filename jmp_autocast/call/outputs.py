@@ -77,7 +77,7 @@ def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
 
 
 _DEPTH = 4
-"""The depth of nested objects to which tracers are found: a list in an attribute is at 2."""
+"""The number of nested objects, each in an attribute of the last, that are searched for tracers."""
 
 
 def check_returned(leaf: Any, name: str) -> None:

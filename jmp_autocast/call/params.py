@@ -38,11 +38,11 @@ def root_of(path: str) -> str:
 def with_weights(
     paths: Sequence[str], known: Sequence[Source], traced: AnyJaxpr
 ) -> Sequence[Source]:
-    """Returns the source of each input; inputs of arguments with weights become parameters.
+    """Returns whether each input is a parameter or data; arguments with weights are parameters.
 
     Args:
         paths: The path of each input, which begins with its argument's position or keyword.
-        known: The source of each input so far: a parameter in a module, else data.
+        known: What is known of each input before: a parameter in a module, else data.
         traced: The closed jaxpr of the program.
     """
     roots = list(map(root_of, paths))
@@ -63,8 +63,8 @@ def with_weights(
     for level in (SURE,) if modules else (SURE, LIKELY):
         if not params:
             weights = {root for root in trees if found.get(root, 0) & level}
-            # In the gradient of its layer, a batch is consumed like a weight, so an argument that
-            # is also an activation does not count.
+            # The product for the gradient of a layer's weight consumes the batch like a weight, so
+            # an argument that is also an activation does not count.
             params = {root for root in weights if not found[root] & ACTIVATION}
             params = params or (set() if modules else weights)
     sources = zip(roots, known, strict=True)
@@ -90,11 +90,12 @@ _MIXED, _CONSTANT = _Origin(None), _Origin(None, -1)
 def read_as_weights(jaxpr: AnyJaxpr, roots: Sequence[str]) -> dict[str, int]:
     """Returns how products consume each argument, as flags: `LIKELY`, `SURE`, `ACTIVATION`.
 
-    If one operand depends on several arguments and the other on one, as in a layer, the other is a
-    `SURE` weight; so is the kernel of a convolution. If each depends on one argument, the second
-    operand is the weight, as in ``x @ w`` (in a product with a vector, the matrix is). It is `SURE`
-    if the other operand is computed, else `LIKELY`; the other operand is an `ACTIVATION`. Products
-    with batch dimensions do not count.
+    If one operand depends on several arguments and the other operand on a single argument, as in a
+    layer, the single argument is a `SURE` weight. So is the kernel of a convolution. If each
+    operand depends on a single argument, the second operand is the weight, as in ``x @ w`` (in a
+    product of a matrix and a vector, the matrix is), and the first operand is an `ACTIVATION`. This
+    weight is `SURE` if the activation is computed, else `LIKELY`. Products with batch dimensions do
+    not count.
 
     Args:
         jaxpr: The closed jaxpr of the program, as it was traced.
@@ -155,7 +156,7 @@ def _add_product(eqn: Any, given: Sequence[_Origin], found: dict[str, int]) -> N
     elif None in (left.root, right.root):
         kinds = {left: SURE, right: SURE}
     elif weight.input is None and other.input is not None:
-        # The weight may be either one: ``x @ normalized(w)``, or ``w @ normalized(x)``.
+        # Either operand may be the weight: ``x @ normalized(w)``, or ``w @ normalized(x)``.
         kinds = {weight: LIKELY, other: LIKELY}
     else:
         kinds = {weight: SURE if other.input is None else LIKELY, other: ACTIVATION}

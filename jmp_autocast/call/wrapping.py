@@ -60,7 +60,7 @@ class Wrapper(abc.ABC):
         # A module of arrays is not hashable, and its arrays cannot be compared in a trace. So its
         # wrappers are equal if they wrap the same object.
         fn = self._fn if has_hash(self._fn) else id(self._fn)
-        # A wrapper of an integration differs from the plain wrapper of a function.
+        # The wrapper of an integration and the plain wrapper of one function are not equal.
         return type(self), fn, self._options
 
     def __eq__(self, other: object) -> bool:

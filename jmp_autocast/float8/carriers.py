@@ -1,4 +1,4 @@
-"""Two primitives for 8-bit products: `row_major` fixes a layout, `tangent_carrier` a derivative."""
+"""Two primitives for 8-bit products: `row_major` keeps a layout, `tangent_carrier` a tangent."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def arrays_of(leaf: Any) -> Iterable[tuple[str, Any]]:
 
 
 def next_of(arrays: Iterator[Any], leaf: Any) -> Any:
-    """Returns a leaf made of the next of ``arrays``; a `QuantizedArray` is dequantized."""
+    """Returns the next array; for a `QuantizedArray`, dequantizes the next values and scale."""
     if is_quantized(leaf):
         return QuantizedArray(next(arrays), next(arrays)).dequantized()
     return next(arrays)
@@ -136,7 +136,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return dequantize_p.bind(*all_at_front(operands, dims)), 0
 
 
-# A primitive, so that the planner finds this equation in the traced program.
+# This is a primitive, so that the planner finds its equation in the traced program.
 dequantize_p: Any = define_primitive(
     "dequantize",
     value=_float32,

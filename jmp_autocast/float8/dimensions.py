@@ -1,4 +1,4 @@
-"""Dimension numbers of matrix products: for transposes, under `vmap`, and for scales."""
+"""Dimension numbers of transposed and batched matrix products, and the shapes of their scales."""
 
 from __future__ import annotations
 

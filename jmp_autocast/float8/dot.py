@@ -131,7 +131,7 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
     out = float8_dot_p.bind(*primals, **params)
     factors = _factors(primals, params["raw"])
     terms = []
-    # Derivatives are taken by the sources and by the raw factor, at these positions.
+    # The positions of the operands by which derivatives are taken: sources and the raw factor.
     for i, position in enumerate({None: (4, 5), 0: (0, 3), 1: (3, 1)}[params["raw"]]):
         if not is_zero(tangents[position]):
             terms.append(_by_tangent(i, tangents[position], factors[1 - i], **params))
@@ -153,7 +153,8 @@ def _by_tangent(
         other = Factor(other.source, *quantize(other.source, params["dtype"], params["rows"]))
     operands = [other.values, other.inverse, tangent_carrier(other.source)]
     operands.insert(i, tangent)
-    # GPUs cannot multiply two e5m2 arrays: XLA would convert both to float16.
+    # If the other factor is e5m2, the tangent is e4m3. GPUs cannot multiply two e5m2 arrays: XLA
+    # would convert both to float16.
     dtype = recipe.gradient_dtype if other.values.dtype == E4M3 else E4M3
     rows = rows_of(recipe.scaling, numbers, ranks[i], i)
     params |= {"raw": i, "dtype": dtype, "rows": rows, "split": True}
@@ -296,7 +297,7 @@ def _lowered(
     values = [f.values for f in factors]
     ranks = [v.ndim for v in values]
     if recipe.emulate:
-        # XLA for GPUs removes a cast to 8 bits that is followed by a cast back.
+        # The barrier keeps XLA for GPUs from removing a cast to 8 bits before a cast back.
         values = lax.optimization_barrier(values)
     if widen:
         values = [lax.convert_element_type(v, FLOAT32) for v in values]
@@ -320,7 +321,8 @@ def _lowered(
 float8_dot_p: Any = define_primitive(
     "float8_dot", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
-# For a 16-bit result, XLA:CPU lacks products of 8-bit operands in some layouts.
+# On CPUs the product is float32: for 16-bit results, XLA:CPU lacks products of 8-bit operands in
+# some layouts.
 lowers_by_platform(
     float8_dot_p,
     default=functools.partial(_lowered, widen=False),

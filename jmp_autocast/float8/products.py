@@ -70,8 +70,8 @@ class Products:
             recipe: The recipe in the equation's scope.
             ctx: The equation.
             plan: The equation's plan in the compute dtype.
-            of_sources: Whether derivatives are taken by the float32 weight, whose gradient is then
-                the accumulator.
+            of_sources: Whether the weight enters the product in float32, so that its gradient is
+                the float32 accumulator.
         """
         weights = [i for i in (0, 1) if isinstance(ctx.given[i].tag, Weight)]
         cause = _obstacle(ctx, weights, recipe, id(ctx.eqn) in self._last)
@@ -186,9 +186,9 @@ def _size_in_the_way(ctx: Context, weight: int, recipe: Float8) -> str:
     sizes = {"M": of_free[1 - weight], "N": of_free[weight], "K": contracted}
     tag = ctx.given[weight].tag
     # M, the number of tokens, matters only for the gradient of the weight, which sums over tokens.
-    # So for an untrained weight any M runs in 8 bits. In 16 bits, a batch of 1 copied each weight,
-    # and a stack in float32: 14 MB of weights took 57 MB of temporaries on a CPU, and take 39 MB in
-    # 8 bits.
+    # So for an untrained weight any M runs in 8 bits. With a batch of 1, a program with 14 MB of
+    # weights took 57 MB of temporaries on a CPU in 16 bits, because each weight was copied and a
+    # stack of weights was copied in float32. It takes 39 MB in 8 bits.
     if isinstance(tag, Weight) and not tag.trained and recipe.scaling == "tensor":
         del sizes["M"]
     for name, size in sizes.items():
@@ -196,7 +196,8 @@ def _size_in_the_way(ctx: Context, weight: int, recipe: Float8) -> str:
             return f"{name} is the symbolic size {size}"
         if size % recipe.multiple:
             return f"{name}={size} is no multiple of {recipe.multiple}"
-        # The minimum does not apply to M: dtypes must not depend on the batch size.
+        # `multiple` applies to M, but `minimum` does not: small and large batches that are
+        # multiples run in the same dtypes.
         if size < (1 if name == "M" else recipe.minimum):
             return f"{name}={size} is below the minimum, {recipe.minimum}"
     return ""

@@ -1,4 +1,4 @@
-"""Quantization of arrays to 8-bit values and scales, and the keys of such copies.
+"""Quantization of arrays to 8-bit values and scales, and the planner's keys of these copies.
 
 A scale is a power of two. Multiplying by it or by its inverse rounds nothing, so the only error is
 the rounding to 8 bits. For 400 random tensors in e4m3 the error was 2.650 %, against 2.644 % with
@@ -51,7 +51,7 @@ def rows_of(scaling: str, numbers: DimensionNumbers, rank: int, i: int) -> tuple
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Weight:
-    """The tag of a parameter, or of a value that is computed only from parameters.
+    """The planner's tag of a parameter, or of a value that is computed only from parameters.
 
     Args:
         scales: The number of leading dimensions along which the stored scale varies; None for a
@@ -68,7 +68,10 @@ class Weight:
         return bool(self.scales)
 
     def moved(self, is_whole: bool) -> Weight:
-        """Returns the tag after a move: a single stored scale stays if all elements are moved."""
+        """Returns the tag of a moved value.
+
+        A stored scale stays if it is the only one and the move keeps all elements.
+        """
         return self if is_whole and self.scales == 0 else Weight(trained=self.trained)
 
     def sliced(self) -> Weight:
@@ -76,7 +79,7 @@ class Weight:
         return Weight(self.scales - 1 if self.scales else None, self.trained)
 
     def gives(self, key: CopyKey) -> bool:
-        """Returns whether a loop reads slices of the stored copy, not of the source."""
+        """Returns whether a loop slices the stored copy and its scales, rather than the source."""
         return self.in_slices and isinstance(key, Values | ScaleOf) and key.when_moved != "anew"
 
 
@@ -95,11 +98,11 @@ class Values:
 
     @property
     def when_moved(self) -> Literal["moves", "anew"]:
-        """Says that a copy moves with its array; a copy with row scales is made anew instead."""
+        """Whether a copy moves with its array; a copy with row scales is made anew instead."""
         return "anew" if self.rows else "moves"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
-        """Returns the values, and the scale if ``known`` lacks it."""
+        """Returns the values of ``x``, and also their scale if ``known`` does not hold it."""
         rows, rest = _scale_dimensions(self, x.ndim, tag)
         if (inverse := known.get(ScaleOf(self))) is not None:
             return {self: scaled(row_major(x), lax.expand_dims(inverse, rest), self.format)}
@@ -107,11 +110,12 @@ class Values:
         return {self: values, ScaleOf(self): lax.squeeze(inverse, rest)}
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
-        """Returns whether a call takes the values as an operand; a checkpoint takes stored ones.
+        """Returns whether a call takes the values as an operand, as all calls but checkpoints do.
 
         A checkpoint keeps its operands for the backward pass. With computed values as operands, the
         temporaries of a scanned MLP on an H100 were 1.18 times those of bfloat16, and with 2,048
-        tokens 1.56 times. So a checkpoint only takes their scale, and computes the values again.
+        tokens 1.56 times. So a checkpoint takes values only if they are stored. Otherwise it takes
+        their scale, and computes the values again.
         """
         return not runs_again or (isinstance(tag, Weight) and tag.scales is not None)
 
@@ -128,24 +132,24 @@ class ScaleOf:
 
     @property
     def when_moved(self) -> Literal["stays", "anew"]:
-        """Says that a single scale stays when its array moves, but row scales are computed anew."""
+        """Whether a scale stays when its array moves; row scales are computed anew instead."""
         return "anew" if self.values.rows else "stays"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
-        """Returns only the scale."""
+        """Returns the scale of ``x``, without its values."""
         rows, rest = _scale_dimensions(self.values, x.ndim, tag)
         inverse = _inlined(_inverse, self.values.format, rows)(lax.stop_gradient(x))
         return {self: lax.squeeze(inverse, rest)}
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
-        """Returns True: one number as an operand saves another pass over the weight."""
+        """Returns True, because the scale as an operand saves the call a pass over the weight."""
         return True
 
 
 def _scale_dimensions(
     key: Values, rank: int, tag: Tag | None
 ) -> tuple[tuple[int, ...], Sequence[int]]:
-    """Returns the dimensions with different scales, and the dimensions to squeeze away."""
+    """Returns the dimensions along which scales differ, and those that a stored scale lacks."""
     stored = tag.scales or 0 if isinstance(tag, Weight) else 0
     if key.rows or not stored:
         return key.rows, ()
@@ -214,7 +218,8 @@ def _inverse(x: Any, dtype: np.dtype, rows: tuple[int, ...]) -> Any:
     exponent = (largest + jnp.int32(_CARRY)) & jnp.int32(_EXPONENT)
     power = lax.bitcast_convert_type(exponent, FLOAT32)
     inverse = lax.clamp(_SMALLEST, power * (1 / _TOP[dtype]), 1 / _SMALLEST)
-    # With a NaN or an infinity the scale is NaN; otherwise the other elements would be wrong.
+    # A NaN or an infinity makes the scale, and so all values, NaN. With any other scale, the
+    # finite elements would be wrong.
     is_finite = largest < jnp.int32(_EXPONENT)
     return lax.select(is_finite, inverse, lax.full_like(inverse, jnp.nan))
 

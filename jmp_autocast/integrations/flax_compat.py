@@ -1,8 +1,8 @@
 """All uses of undocumented names of Flax.
 
-The docstring of a function has the reason for its use. Supported is Flax from 0.12.7, the first
-release that requires JAX 0.10, to the newest release. `tests/project/test_public_names.py` finds
-uses in other files.
+The docstring of each function has the reason to use an undocumented name. Flax is supported from
+0.12.7, the first release that requires JAX 0.10, to the newest release.
+`tests/project/test_public_names.py` finds uses in other files.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def is_hijax(x: Any) -> bool:
 
 
 def with_metadata(value: Any, data: Any) -> Any:
-    """Returns a variable's entry in a state: the value itself, or a variable if it is a mapping.
+    """Returns a variable's entry in a state: its value, or a variable if the value is a mapping.
 
     `nnx.from_flat_state` would read a mapping, such as `nnx.capture` puts into modules, as a part
     of the state's structure.
@@ -225,7 +225,7 @@ _FLAX = frozenset(nnx.Module.__mro__)
 
 
 def methods_of(cls: type) -> list[Method]:
-    """Returns the methods of ``cls`` that may compute: ``__call__`` and all without ``__``.
+    """Returns the methods of ``cls`` that may compute: ``__call__`` and non-dunder ones.
 
     Methods of ``nnx.Module`` itself (``eval``, ``sow``) are left out.
 

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads it once
+os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads this once
 
 import keras
 import numpy as np
@@ -168,8 +168,8 @@ def autocast(model: Model, policy: PolicyLike = BF16, *, enabled: bool = True) -
     dtype_policy = AutocastPolicy(options.policy) if enabled else _FLOAT32
     for layer in _layers(model):
         layer.dtype_policy = dtype_policy
-    # Keras keeps compiled steps with the old policy. Without them, it compiles new steps at the
-    # next call.
+    # Keras keeps compiled steps with the old policy. They are dropped, so that Keras compiles new
+    # steps at the next call.
     model.train_function = model.test_function = model.predict_function = None
     return model
 
@@ -206,7 +206,7 @@ def _policy_of(model: Any) -> Policy | None:
                 f"{first.name!r} has {shown(policy)}, and {layer.name!r} has {shown(other)}. Write "
                 f"one, such as BF16.with_rules({{'*': 'float32'}}, scope='*/{layer.name}')."
             )
-    if len(ours) == 1 and first is model:  # its layers were made before, without the policy
+    if len(ours) == 1 and first is model:  # the layers are older than the policy
         return policy
     # An inner model loses its dtype policy when it is saved, so only its layers are read.
     for layer, other in own:

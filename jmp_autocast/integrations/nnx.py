@@ -130,7 +130,7 @@ class NNXAutocast(Autocast):
     def opened(
         fn: Any, params: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AbstractContextManager[Opened]:
-        """Yields the call with the state of its objects as arguments; ``finish`` puts it back."""
+        """Yields the call with the state of its objects as arguments; ``finish`` writes it back."""
         return opened(fn, params, args, kwargs)
 
     def _options_of(self, call: Opened) -> Options:
@@ -142,5 +142,5 @@ class NNXAutocast(Autocast):
 
 STATEFUL_KINDS.append(NNXAutocast)
 
-# With this, a model may hold a wrapped layer as an attribute without `nnx.data`.
+# With this registration, a model may hold a wrapped layer as an attribute without `nnx.data`.
 nnx.register_data_type(pytrees_of(NNXAutocast))

@@ -39,7 +39,8 @@ def check_no_hijax(name: str, leaves: Iterable[tuple[Path, Any]]) -> None:
 def check_writable(roots: Any, paths: Iterable[Path] | None = None) -> None:
     """Raises Flax's error if an object to be written is of an outer trace, before any write.
 
-    Flax checks an object only when it writes to the object, and may have changed others before.
+    Flax checks an object only when it writes to the object. By then it may have changed other
+    objects.
 
     Args:
         roots: A list or tuple of NNX objects, which may be nested.
@@ -92,7 +93,7 @@ def static_tracers(graphdef: Any) -> dict[int, Any]:
 
 
 def arrays_as_data(roots: Sequence[Any], known: dict[int, Any]) -> None:
-    """Makes data attributes of the traced arrays that a call assigned to attributes.
+    """Turns each attribute to which a call assigned a traced array into a data attribute.
 
     In Flax 0.12 a new attribute with a traced array is static, unlike one with a concrete array. A
     static tracer would stay in the caller's object after the trace.

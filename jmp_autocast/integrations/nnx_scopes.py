@@ -50,7 +50,7 @@ def module_scopes(nodes: list[Any]) -> Iterator[list[Any]]:
         if path_of(module) is None:
             give_path(module, path, owner)
     methods = {method for cls in {type(m) for _, m in modules} for method in methods_of(cls)}
-    # All threads share the replaced methods, but only a thread with a stack opens scopes.
+    # All threads share the replaced methods, but only a thread with a stack of paths opens scopes.
     outer = getattr(_local, "stack", None)
     _local.stack = [] if outer is None else outer
     roots = list(nodes)
@@ -96,7 +96,7 @@ def _in_scope(name: str, original: Any) -> Any:
 def _names(module: Any, caller: tuple[Any, ...]) -> tuple[list[str], tuple[Any, ...]]:
     """Returns the scopes that a call of a module opens, and the module's path for inner calls."""
     own = path_of(module)
-    keys = caller if own is None else own  # without a path: made in the traced function
+    keys = caller if own is None else own  # a module made in the trace has no path
     # If the calling module does not hold this module, the scopes show the path from the root
     # object, without the root's position in the arguments.
     inside = bool(caller) and keys[: len(caller)] == caller

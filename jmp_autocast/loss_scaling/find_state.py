@@ -117,7 +117,7 @@ _LATE = (
 
 
 def check_order(opt_state: Any, stacklevel: int) -> None:
-    """Warns of an optax transformation around or before the loss scaling that belongs inside."""
+    """Warns if an optax transformation is around or before the loss scaling but belongs inside."""
     for kind, message in _AROUND.items():
         nodes = jax.tree.leaves(opt_state, is_leaf=lambda node, kind=kind: isinstance(node, kind))
         if any(isinstance(node, kind) and has_loss_scale(node) for node in nodes):

@@ -125,8 +125,8 @@ def scaled_by(
         def scaled(*args: Any, **kwargs: Any) -> tuple[jax.Array, Any]:
             out = fn(*args, **kwargs)
             value = _checked_loss(out, has_aux, fn)
-            # The product is float32, because in float16 a loss of 1.0 would overflow. The cotangent
-            # of a float16 loss is the factor, rounded to float16.
+            # The product is float32, because a float16 loss of 2.0 times 2**15 would overflow. In
+            # the backward pass, the cotangent of a float16 loss is the second factor in float16.
             wide = jnp.float32 if value.dtype.itemsize < 4 else value.dtype
             return value.astype(wide) * _cotangent(factor, value.dtype).astype(wide), out
 
@@ -165,16 +165,15 @@ def _cotangent(factor: jax.Array, dtype: Any) -> jax.Array:
     """Returns the cotangent of a loss of dtype ``dtype``, with which the backward pass starts.
 
     For float32 and wider dtypes it is the scale. A 16-bit dtype holds only some scales: 65536 is
-    infinite in float16, and 1000.3 would be rounded. So for a 16-bit dtype it is the largest power
-    of two up to the scale, within the normal range of the dtype.
+    infinite in float16, and 1000.3 would be rounded. So for a 16-bit dtype the cotangent is a power
+    of two near the scale, within the normal range of the dtype.
     """
     if dtype.itemsize >= 4:
         return factor
     limits = jnp.finfo(dtype)
     largest = 2.0 ** math.floor(math.log2(float(limits.max)))  # 2**15 in float16
-    # The gradients are later multiplied by scale / cotangent, which is exact because the cotangent
-    # is a power of two. A cast to ``dtype`` and back would not round, because XLA may remove the
-    # pair.
+    # The cotangent is a power of two, so the later factor of the gradients, scale / cotangent, is
+    # exact. The scale is not rounded by a cast to ``dtype`` and back, which XLA may remove.
     power_of_two = lax.reduce_precision(factor, exponent_bits=8, mantissa_bits=0)
     return jnp.clip(power_of_two, float(limits.smallest_normal), largest)
 

@@ -291,7 +291,7 @@ def _if_finite(
 
 
 def _may_run_on_bad_gradients(jaxpr: Any) -> bool:
-    """Returns whether an optimizer's jaxpr may run on gradients that are NaN or infinite."""
+    """Returns whether it is safe to run an optimizer's jaxpr on NaN and infinite gradients."""
     # An effect, such as `jax.debug.print`, would also happen on a skipped step. A `while`, as in a
     # line search, may never end: a NaN never falls below a bound.
     if jaxpr.effects:

@@ -35,7 +35,7 @@ class ScaleState(NamedTuple):
 
 
 def dynamic_scale(init_scale: ArrayLike, **configuration: ArrayLike) -> ScaleState:
-    """Returns the first state of a scale that adapts; `dynamic_loss_scaling` has the arguments."""
+    """Returns the first state of an adaptive scale, for arguments of `dynamic_loss_scaling`."""
     return _start(**check_configuration(init_scale=init_scale, **configuration))
 
 

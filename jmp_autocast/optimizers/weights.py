@@ -14,8 +14,8 @@ from .draws import as_key, split
 from .rounding import stochastically, to_nearest
 from .storing import Scheme, as_wide, is_half, map_half, reached, storing
 
-# float16 weights have bfloat16 compensations as well: the smallest float16 number is 6e-8, and the
-# rounding error of a weight near 1e-3 is at most 2e-7.
+# The compensations of float16 weights are bfloat16, too. In float16 they would have two bits: the
+# smallest float16 number is 6e-8, and the rounding error of a weight near 1e-3 is at most 2e-7.
 _COMPENSATION = np.dtype(jnp.bfloat16)
 
 
@@ -36,7 +36,7 @@ class MasterWeightsState(NamedTuple):
         dtype('float32')
     """
 
-    stores_16_bits = True  # with this, a loss-scaling wrapper passes 16-bit weights
+    stores_16_bits = True  # a loss-scaling wrapper passes 16-bit weights to it unchanged
 
     master_params: Any
     inner_state: optax.OptState

@@ -135,7 +135,7 @@ def _is_state(node: Any) -> bool:
 
 
 def _own(params: Any, state: Any) -> Any:
-    """Returns ``params``, with the leaves that the state leaves out masked.
+    """Returns ``params`` with a placeholder for each leaf that ``state`` leaves out.
 
     Inside ``optax.masked`` or ``optax.multi_transform``, an optimizer has a state for only a part
     of the parameters.

@@ -44,14 +44,14 @@ def positional_names(fn: Callable[..., Any]) -> list[str]:
 
 
 def check_rule_like(fn: Callable[..., Any], what: str, argument: str) -> None:
-    """Raises TypeError if a function given as an option is not hashable or takes not one argument.
+    """Raises TypeError if a function option is not hashable, or does not take one argument.
 
     Args:
         fn: The function.
         what: The name of the option, for the message.
         argument: The argument of the function, for the message.
     """
-    # A wrapper compares and hashes its options.
+    # An option must be hashable, because a wrapper compares and hashes its options.
     if not has_hash(fn):
         raise TypeError(
             f"{what} must be hashable, got {shown(fn)}. Use a function, or define __hash__ beside "

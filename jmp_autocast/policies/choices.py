@@ -11,8 +11,8 @@ Level = Literal["tensor_cores", "o1", "compute", "by_hand"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 
 _NO_BLOCKS = "There are no scales of blocks: write 'float8_row'."
-# Hints for words from other libraries, by the option's name without its class and the word in lower
-# case.
+# Hints for words from other libraries. A key is the name of an option, without its class, and the
+# word in lower case.
 _ELSEWHERE: dict[tuple[str, str], str] = {
     ("level", "o0"): "Apex's O0 is autocast(fn, enabled=False).",
     ("level", "o2"): "Apex's O2 is 'compute'; parameters stay float32.",

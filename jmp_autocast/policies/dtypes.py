@@ -15,7 +15,7 @@ from .errors import shown
 FLOAT32 = np.dtype(np.float32)
 COMPUTE_DTYPES: tuple[np.dtype, ...] = (np.dtype(jnp.float16), np.dtype(jnp.bfloat16))
 DEFAULT = "default"
-"""The compute dtype for the preferred 16-bit dtype of the device, chosen at trace time."""
+"""The word for the 16-bit dtype that the device prefers, which is chosen at trace time."""
 # Values of other dtypes are not cast, because a program declares float64 or float8 on purpose.
 FLOAT_DTYPES: frozenset[np.dtype] = frozenset((FLOAT32, *COMPUTE_DTYPES))
 """The dtypes between which values are cast."""

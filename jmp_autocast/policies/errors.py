@@ -111,7 +111,7 @@ def with_usage(line: str) -> Callable[[F], F]:
             try:
                 return fn(*args, **kwargs)
             except TypeError as error:
-                # If Python refuses the arguments, the traceback has no frame of `fn`.
+                # Only if Python refuses the arguments, the traceback has no frame of `fn`.
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise
                 raise TypeError(f"{error}. Write {line}.") from None

@@ -46,7 +46,7 @@ def literal_path(pattern: str) -> str | None:
     return _ESCAPED.sub(r"\1", pattern)
 
 
-_ESCAPED = re.compile(r"\[([*?[])\]")  # as `glob.escape` writes them
+_ESCAPED = re.compile(r"\[([*?[])\]")  # a wildcard that `glob.escape` has escaped
 
 
 def check_pattern(value: Any) -> str:

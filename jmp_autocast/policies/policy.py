@@ -31,8 +31,9 @@ class Policy:
 
     If several rules match an equation, the rule with the innermost scope wins, then a rule that
     names the primitive, then the later rule. ``full_precision()`` in the code is a rule for all
-    primitives in its scope. For ``"*"``, a 16-bit dtype or ``"float8"`` competes only with other
-    dtypes, and a precision only with precisions; both leave cast policies in force.
+    primitives in its scope. A rule for ``"*"`` with a 16-bit dtype or ``"float8"`` competes only
+    with other dtypes, and a rule with a precision only with other precisions; neither overrides a
+    cast policy.
 
     Args:
         compute_dtype: ``float16`` or ``bfloat16``, the dtype of matmuls and convolutions.
@@ -157,7 +158,8 @@ class Policy:
         known = known_primitives()
         added = []
         for primitive, what in rules.items():
-            # A name may be misspelled; an object is a primitive, even one that no table has yet.
+            # Only a name is checked, because it may be misspelled. A primitive object is valid even
+            # if no table has it.
             name = primitive_name(primitive)
             if isinstance(primitive, str) and name not in known and name != ANY:
                 hint = function_hint(name) or did_you_mean(name, known)

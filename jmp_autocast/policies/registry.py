@@ -101,7 +101,8 @@ def as_rule(value: Any, primitive: str) -> Rule | None:
 
     Raises:
         TypeError: A rule function does not take one argument, or is not hashable.
-        ValueError: The primitive is structural, or was traced for the dtypes of its operands.
+        ValueError: The primitive is structural, or holds a program that was traced for the dtypes
+            of its operands.
     """
     if is_function(value):
         check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")
@@ -140,7 +141,7 @@ def _no_rule(value: Any, primitive: str) -> Exception:
 
 
 def check_obeyed(primitive: str, policy: CastPolicy) -> None:
-    """Raises ValueError for a cast of operands if the primitive was traced for their dtypes."""
+    """Raises ValueError if a policy casts operands of a primitive in `TRACED_FOR_DTYPES`."""
     if primitive in TRACED_FOR_DTYPES and policy is not CastPolicy.KEEP:
         raise ValueError(
             f"Primitive {primitive!r} holds a program that was traced for the dtypes of its "

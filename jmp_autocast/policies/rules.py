@@ -18,7 +18,7 @@ from .registry import as_rule, primitive_name
 from .tables import CONTRACTIONS, STRUCTURAL, TRACED_FOR_DTYPES
 
 ANY = "*"
-"""In place of a primitive: all primitives. In place of a scope: the whole program."""
+"""The word for all primitives; in place of a scope, the word for the whole program."""
 
 What: TypeAlias = Rule | np.dtype | str
 """The value of a rule: a cast policy, a function of the equation, a dtype, ``"float8"`` or a

@@ -43,7 +43,7 @@ def integer_pow_rule(eqn: EquationView) -> CastPolicy:
 
 
 def div_rule(eqn: EquationView) -> CastPolicy:
-    """A number over an array runs in float32 (``__rtruediv__`` in PyTorch); others promote."""
+    """Division promotes, but a number over an array runs in float32, as in PyTorch."""
     # `0 / x` promotes, because it is exact in every dtype.
     if eqn.literals[0] not in (None, 0.0) and eqn.literals[1] is None:
         return CastPolicy.FP32

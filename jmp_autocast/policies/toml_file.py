@@ -108,13 +108,13 @@ def policy_fields(content: bytes) -> dict[str, Any]:
 
     Raises:
         TypeError: A value has the wrong type.
-        ValueError: The content is not TOML, has an unknown key, or lacks this version of the
+        ValueError: The content is not TOML, has an unknown key, or has another version of the
             format.
     """
     try:
         # Some Windows editors write a byte order mark, which TOML does not allow.
         table = tomllib.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:  # also for too many digits
+    except (ValueError, RecursionError) as error:  # ValueError also if a number is too long
         raise ValueError(
             f"it is not valid TOML: {shown(str(error))}. Compare it with a file that Policy.save "
             "writes."
