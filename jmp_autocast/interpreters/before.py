@@ -65,7 +65,7 @@ class Preparation:
         """
         key = id(jaxpr), path
         if key not in self._prepared:
-            # Kept alive with its result, or another jaxpr could get its id.
+            # The jaxpr is kept alive with its result, so that no other jaxpr can get its id.
             self._prepared[key] = jaxpr, self._run(jaxpr, path)
         return self._prepared[key][1]
 
@@ -124,7 +124,7 @@ def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
     """Inlines the calls between a gather of few elements and the producer of its operand.
 
     Args:
-        jaxpr: An open or closed jaxpr; those in it are prepared.
+        jaxpr: An open or closed jaxpr. The jaxprs in its equations are already prepared.
         region_of: Returns the region of an equation.
     """
     while True:
@@ -182,7 +182,7 @@ def _makes_elementwise(eqn: JaxprEqn, behind: Collection[Any]) -> bool:
 
 
 def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
-    """Returns a jaxpr in which the equations of some calls replace them."""
+    """Returns a jaxpr in which the calls at some positions are replaced by their equations."""
     body = body_of(jaxpr)
     made = {v for eqn in body.eqns for v in eqn.outvars}
     names: dict[Any, Any] = {}
@@ -195,8 +195,8 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
             continue
         inner = body_of(called(eqn))
         inside = dict(zip(inner.invars, operands, strict=True))
-        # A user's rule may close over variables. So the call's results keep theirs, and so do
-        # values in its body, unless it is inlined twice.
+        # A user's rule may close over variables. So the results of a call keep their variables. The
+        # values in its body keep their variables, too, unless the body is inlined twice.
         for out, v in zip(eqn.outvars, inner.outvars, strict=True):
             if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
                 inside[v] = out

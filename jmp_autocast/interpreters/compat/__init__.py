@@ -50,15 +50,17 @@ ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
 JaxprEqn: TypeAlias = jex_core.JaxprEqn
 Literal: TypeAlias = jex_core.Literal
 Var: TypeAlias = jex_core.Var
-# A variable or a literal. To `pyright --verifytypes`, JAX's own union has a partially unknown type.
+# A variable or a literal. For `pyright --verifytypes`, the type of JAX's own union is partially
+# unknown.
 Atom: TypeAlias = Any
-# JAX 0.11 merged the two classes.
+# JAX 0.11 merged `Jaxpr` and `ClosedJaxpr`.
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
 JAXPRS: tuple[Any, ...] = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
 jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
-# JAX 0.10.0 defines this error in jax.extend.core only; later versions deprecate it there.
+# JAX 0.10.0 defines `InconclusiveDimensionOperation` in jax.extend.core only; later versions
+# deprecate that name there.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
 current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
@@ -389,8 +391,8 @@ def collective_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
 def literal_value(literal: Literal) -> Any:
     """Returns a literal's value in the dtype that the program declares.
 
-    A Python scalar stays a Python scalar if its default type is the literal's (weak, default
-    dtype), so that binding the equation again gives an equal equation.
+    The value is a Python scalar if JAX gives such a scalar the type of the literal (a weak type of
+    the default dtype), so that binding the equation again gives an equal equation.
     """
     value, aval = literal.val, aval_of(literal)
     if (
@@ -428,7 +430,8 @@ def is_computed_now(x: Any) -> bool:
 def is_in_eager_shard_map(x: Any) -> bool:
     """Returns whether a value is a shard of an array in a ``shard_map`` outside of any ``jit``.
 
-    Nothing is differentiated there, and JAX 0.10 to 0.12 refuse rules with symbolic zeros.
+    JAX 0.10 to 0.12 refuse rules with symbolic zeros there. No rule is needed, because nothing is
+    differentiated there.
     """
     while type(x).__name__ == "BatchTracer":
         x = x.val
@@ -438,7 +441,7 @@ def is_in_eager_shard_map(x: Any) -> bool:
 def traced_variable(x: Any) -> Var | None:
     """Returns the variable of a jaxpr behind a tracer; None for any other value.
 
-    It also works after the trace of the tracer has ended.
+    The trace of the tracer may have ended.
     """
     atom = x.val if is_staged(x) else None
     return atom if isinstance(atom, Var) else None

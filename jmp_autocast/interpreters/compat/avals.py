@@ -116,15 +116,15 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def has_other_cotangent(aval: Any) -> bool:
-    """Returns whether the cotangent of a value has another type, as for an unreduced array."""
+    """Returns whether a value and its cotangent differ in type, as for an unreduced array."""
     return aval.to_ct_aval() != aval
 
 
 def zero_cotangent(aval: Any) -> Any:
     """Returns a zero cotangent for a function from `jax.vjp`, symbolic where JAX accepts it.
 
-    A user's rule with symbolic zeros must see the zero, and not an array. Since JAX 0.12, an array
-    of zeros that a batch shares is an error. JAX 0.10.0 accepts arrays only.
+    A user's rule with symbolic zeros must get a symbolic zero, and not an array. Since JAX 0.12, an
+    array of zeros that all elements of a batch share is an error. JAX 0.10.0 accepts arrays only.
     """
     if jax.__version_info__ >= (0, 10, 2):
         return ad.Zero(aval.to_ct_aval())

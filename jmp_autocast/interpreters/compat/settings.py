@@ -108,8 +108,8 @@ def in_settings_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that runs with the current x64 and kernel settings.
 
     JAX calls the rule of a custom function when it differentiates, which may be much later. If a
-    default precision is set then, the rule runs without it, and keeps the precisions that the user
-    wrote in the rule.
+    default precision is set at that later time, the rule runs without it, and keeps the precisions
+    that the user wrote in the rule.
     """
     enabled, kernel_dtype = has_float64(), KERNEL_DTYPE.value
 

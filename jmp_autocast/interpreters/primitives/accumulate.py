@@ -322,10 +322,11 @@ def _widened(
 ) -> Any:
     """Contracts in float32, for CPUs without a 16-bit kernel for the equation.
 
-    In bfloat16, XLA of JAX 0.12 runs some forms in loops that accumulate in bfloat16. In float16,
-    it has no such loops. With ``is_late``, a barrier keeps XLA from widening the operands where
-    they are computed and keeping them wide until the backward pass: 1.14 times the temporary bytes
-    of a ViT (JAX 0.12).
+    bfloat16 operands are always widened, because XLA of JAX 0.12 runs some forms in loops that
+    accumulate in bfloat16. float16 operands of a float16 result are not, because XLA has no such
+    loops in float16. With ``is_late``, a barrier delays the widening of the operands. Otherwise,
+    XLA would widen them where they are computed and keep them wide until the backward pass: 1.14
+    times the temporary bytes of a ViT (JAX 0.12).
     """
     if out == low == np.float16:
         return _bound(eqn, xs, low, out)
@@ -334,7 +335,7 @@ def _widened(
     return lax.convert_element_type(_bound(eqn, xs, low, FLOAT32), out)
 
 
-# On several devices, XLA would undo the form that its kernels need.
+# The kernels are not used on several devices, where XLA would undo the form that they need.
 _SPLIT = CPUKernels(False, False, "the program runs on several devices")
 
 
@@ -374,8 +375,8 @@ accumulate_p: Any = registration.define_primitive(
     "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
 registration.lowers_by_platform(accumulate_p, default=_lowered, cpu=_on_cpus, one_cpu=_on_one_cpu)
-# Finalised programs have no barriers, without which XLA aborts at bfloat16 products. So they
-# multiply in float32 on CPUs.
+# Finalised programs multiply in float32 on CPUs: XLA aborts at bfloat16 products without barriers,
+# and finalised programs have no barriers.
 _early = functools.partial(_lowered, contract=functools.partial(_widened, is_late=False))
 registration.STAND_INS[accumulate_p] = {"default": _lowered, "cpu": _early}
 holds_contraction(accumulate_p)

@@ -120,8 +120,8 @@ class _Side(NamedTuple):
         """Returns the array with one dimension for each group.
 
         The barrier is around an array with one more dimension. Otherwise, XLA would give the
-        product the memory layout in which the program computes the array, and with it a refused
-        form: 30 ms instead of 6 for the transpose of a weight.
+        product the memory layout in which the program computes the array, and YNNPACK would refuse
+        that form: 30 ms instead of 6 for the transpose of a weight.
         """
         order = [i for g in groups for i in g.dims]
         sizes = [g.size for g in groups]

@@ -137,10 +137,9 @@ def _gathered(x: Any, index: Any, *, axis: int, outside: float) -> Any:
 
 
 def _compared(x: Any, index: Any, *, axis: int, outside: float) -> Any:
-    # On TPUs, XLA compiles a gather to comparisons as well. With rows and vocabulary sharded over
-    # 16 chips, XLA shards this comparison by rows, as it shards the gradient, but a gather by
-    # vocabulary. With the gather, it exchanged 386 MB of the gradient (1.08 times the bytes on the
-    # wire).
+    # On TPUs, XLA compiles a gather to comparisons as well. If rows and vocabulary are sharded over
+    # 16 chips, XLA shards this comparison by rows, as it shards the gradient. It shards a gather by
+    # vocabulary, and then exchanges 386 MB of the gradient (1.08 times the bytes on the wire).
     if outside != 0:
         is_inside = (index >= 0) & (index <= _last(index, x.shape[axis]))
         x = jnp.where(is_inside, x, np.array(outside, x.dtype))

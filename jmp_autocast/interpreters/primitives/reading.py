@@ -241,7 +241,7 @@ def exponent(eqn: JaxprEqn) -> int | None:
 
 
 def derivative_exponents(eqn: JaxprEqn) -> dict[int, float]:
-    """Returns the exponent of each operand in the derivative with respect to it: `DERIVATIVES`."""
+    """Returns the exponent of each operand in the derivative by that operand; see `DERIVATIVES`."""
     n = exponent(eqn) or 1
     return {i: power(n) for i, power in DERIVATIVES.get(eqn.primitive.name, {}).items()}
 

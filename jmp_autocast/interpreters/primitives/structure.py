@@ -2,8 +2,8 @@
 
 Planning, rewriting, `explain`, residual counts, `check_numerics`, `compare`, `tune` and the
 benchmarks all read these descriptions. Only this module knows how JAX stores jaxprs in parameters.
-To add a higher-order primitive, describe it here. It also needs a rewriting rule in
-`interpreters/rewrite/structural.py`, unless the rule for described primitives fits.
+To add a higher-order primitive, describe it here. If its description has no ``rebind``, the
+primitive also needs a rewriting rule in `interpreters/rewrite/structural.py`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Body:
         """The inputs that differ between iterations and are not slices."""
         if self.carries or None not in self.results:
             return frozenset(i for i, _ in self.carries)
-        return frozenset(range(self.fixed, len(self.operands)))  # the predicate of a loop
+        return frozenset(range(self.fixed, len(self.operands)))  # for a loop's predicate
 
 
 class Copy(NamedTuple):
@@ -94,8 +94,8 @@ class Structure:
             operands, a jaxpr for each body, and the copies that each jaxpr takes. None for a
             primitive that cannot be bound with other jaxprs.
         is_call: Whether its results are the results of its one body on its operands.
-        isolates: Whether casts are the only copies of sources that enter its body, because the body
-            has a trace or shards of its own.
+        isolates: Whether casts are the only copies of sources that may enter its body. This holds
+            for a body with a trace or shards of its own.
         has_rule: Whether it has a derivative rule of the user.
         runs_again: Whether a backward pass runs its body again: a checkpoint.
     """
@@ -174,7 +174,7 @@ def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
 
 
 def isolates(eqn: JaxprEqn) -> bool:
-    """Returns whether casts are the only copies of sources that enter the body of an equation."""
+    """Returns whether casts are the only copies of sources that may enter an equation's body."""
     return _structure_of(eqn).isolates
 
 

@@ -41,12 +41,13 @@ from .values import as_array, read
 
 mark_frames(__file__)
 
-# Residuals are stored, and products of the backward pass consume most of them.
+# Residuals are requested as operands of products, because they are stored, and products of the
+# backward pass consume most of them.
 _LEADS = int(Need.LEADS)
 
 
 def _primal(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable[..., Any]:
-    """Returns the rewritten function, of which JAX makes a jaxpr when it needs one."""
+    """Returns the rewritten function without its rule; JAX traces it only when needed."""
     inner, closed = plan.inner[0], called(eqn)
     check_immutable(closed, _declared_avals(eqn.invars))
 
@@ -169,8 +170,9 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
             out, vjp = jax.vjp(of_positions(original, ys, moving), *(ys[i] for i in moving))
             residuals, box["tree"] = jax.tree_util.tree_flatten(vjp)
             box["avals"] = [jax.typeof(r) for r in residuals]
-            # A trace cannot return a ref. A residual that is a ref is also an operand: a rule that
-            # takes gradients or statistics out of the backward pass passes its ref on.
+            # A trace cannot return a ref. If a residual is a ref, it is also an operand, which a
+            # rule passes on to take gradients or statistics out of the backward pass. `refs` holds
+            # the position of that operand.
             box["refs"] = {
                 k: next(i for i, y in enumerate(ys) if y is r)
                 for k, r in enumerate(residuals)

@@ -108,7 +108,8 @@ class Rewriter(KeepsValues):
     label: Callable[[EquationPlan], str] | None = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
-    # The ids of plans that only one equation has: a cache of its derivative would save nothing.
+    # The ids of the plans that only one equation has. A cache of the derivative of such an equation
+    # would save nothing.
     once: set[int] = dataclasses.field(default_factory=set, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
@@ -286,8 +287,8 @@ class Rewriter(KeepsValues):
             x.copy(dtype or x.array.dtype) if i in action.replicates else x.read(dtype)
             for i, (x, dtype) in enumerate(zip(operands, plan.operands, strict=True))
         ]
-        # These 16-bit operands are broadcast here, because the transpose of the broadcast that JAX
-        # would insert adds up in 16 bits.
+        # The 16-bit operands that the plan names are broadcast here. Otherwise, JAX would insert a
+        # broadcast whose transpose adds up in 16 bits.
         for i in action.replicates:
             if "axes" in eqn.params:  # the ties of a maximum are counted in float32
                 full = replication(eqn, arrays)(operands[i].read(FLOAT32))
@@ -451,7 +452,7 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
 def _stored(
     eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], keys: Sequence[CopyKey]
 ) -> Value:
-    """Binds an equation to a stored encoding, and keeps the encoding as copies of the result."""
+    """Binds an equation to the arrays of a stored encoding, which become copies of its result."""
     arrays = [value.array for value in operands]
     made = Value.of(bind(eqn.primitive, arrays, eqn.params), plan.results[0])
     made.copies |= dict(zip(keys, arrays, strict=True))

@@ -84,13 +84,12 @@ class Value:
         return source_view(self.array, low) if self.source and is_rounded else low
 
     def replicated(self, copy: Any, broadcast: Callable[[Any], Any], is_bias: bool) -> Any:
-        """Returns the value's copy in a compute dtype, broadcast, with a float32 derivative.
+        """Broadcasts the value's copy in a compute dtype, with a derivative in float32.
 
         The transpose of a broadcast is a sum. Over 4,096 pixels, a sum of 16-bit cotangents stops
         growing at 256.
         """
-        # Only the transpose of the float32 broadcast needs it: XLA removes it from the forward
-        # pass.
+        # The float32 broadcast exists for its transpose only: XLA removes it from the forward pass.
         low = broadcast(copy)
         # A bias is cast to 16 bits and back, so that the transpose rounds its gradient.
         full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
@@ -126,11 +125,11 @@ class Value:
 
     @contextlib.contextmanager
     def _where_made(self) -> Iterator[None]:
-        """Returns the context of copies, which are made at trace time for a concrete source.
+        """Returns the context in which copies are made: at trace time, if the source is concrete.
 
-        The mesh is the value's own, which is empty for an array from outside of meshes. The first
-        consumer may be under another mesh: `x.at[i].get(out_sharding=...)` of an explicitly sharded
-        array runs under automatic axes.
+        The mesh of the context is that of the value, which is empty for an array from outside of
+        meshes. The first consumer may be under another mesh: `x.at[i].get(out_sharding=...)` of an
+        explicitly sharded array runs under automatic axes.
         """
         mesh = jax.typeof(self.array).sharding.mesh
         with contextlib.ExitStack() as contexts:
@@ -179,7 +178,7 @@ def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
 def as_array(x: Any, aval: Any) -> Any:
     """Returns a primal, tangent or cotangent of a derivative rule as an array of a type.
 
-    JAX accepts Python numbers for these and passes them on: ``vjp(1.0)``.
+    JAX accepts Python numbers in place of such arrays and passes them on, as in ``vjp(1.0)``.
     """
     return np.asarray(x, aval.dtype) if isinstance(x, bool | int | float | complex) else x
 
