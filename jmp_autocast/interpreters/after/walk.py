@@ -43,7 +43,7 @@ class Root(NamedTuple):
         return self._replace(slices=slices)
 
     def moved(self, is_all: bool) -> Root:
-        """Returns the root of a moved value, which has all elements if ``is_all``, else some."""
+        """Returns the root after a move of all elements of the value (``is_all``) or of some."""
         return Root(self.input, self.slices if is_all else None, True)
 
 

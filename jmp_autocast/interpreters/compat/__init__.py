@@ -257,12 +257,12 @@ def named_in_errors(eqn: JaxprEqn) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # compared by name, as one of the two types is private
+    except Exception as error:  # its type is compared by name, as it may be private
         kind = type(error).__name__
         if not isinstance(error, FloatingPointError) and kind != "InternalFloatingPointError":
             raise
         if kind == "InternalFloatingPointError":
-            # JAX's internal type, which `jit` would convert to the public one.
+            # `jit` would convert JAX's internal error to the public one.
             public = FloatingPointError(f"invalid value encountered in {eqn.primitive.name}")
             public.add_note(_place(eqn))
             raise public from None
@@ -329,7 +329,7 @@ def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
 
 
 def relative_contexts(eqns: Sequence[JaxprEqn], size: int) -> Hashable:
-    """Returns the settings of equations, and their name stacks without ``size`` entries."""
+    """Returns the settings of equations, and their name stacks after ``size`` outer entries."""
     return tuple([(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns])
 
 

@@ -69,7 +69,7 @@ def equation_like(
 def standing_in(
     call: JaxprEqn, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]
 ) -> Any:
-    """Returns the equation that replaces one of a called jaxpr when the call is inlined.
+    """Returns an equation of a called jaxpr, changed so that it can be inlined at the call.
 
     Args:
         call: The equation of the call.

@@ -72,8 +72,8 @@ def _compiled(primitive: Any) -> Callable[..., Any]:
         return jax.jit(functools.partial(primitive.bind, **dict(params)))
 
     def run(*operands: Any, **params: Any) -> Any:
-        # With `jit` disabled, JAX would call the function, which binds the primitive again: an
-        # endless recursion.
+        # `jit` is enabled here. Otherwise, JAX would call the function, which binds the primitive
+        # again, in an endless recursion.
         with jax.disable_jit(False):
             return compiled(tuple(params.items()))(*operands)
 

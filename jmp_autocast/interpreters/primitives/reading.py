@@ -113,9 +113,9 @@ def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     if not params.keys().isdisjoint(("reps", "axes", "all_gather_dimension")):
         return operand != result
     if "window_strides" in params:
-        # The number of windows that hold one element: 4 for 3 x 3 with stride 2, 9 with stride 1.
-        # The sum of so few 16-bit terms loses no more than their own rounding. For windows of 64 x
-        # 64, the sum would stop at 256 times its first term.
+        # One element is in 4 windows of 3 x 3 with stride 2, and in 9 with stride 1. A sum of so
+        # few 16-bit terms loses no more than the rounding of the terms. For windows of 64 x 64, the
+        # sum would stop at 256 times its first term.
         pairs = zip(params["window_dimensions"], params["window_strides"], strict=True)
         return math.prod(-(-length // stride) for length, stride in pairs) > 9
     # Indices are known only when the program runs, and may look up one row 8,192 times. But if

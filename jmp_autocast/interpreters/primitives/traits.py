@@ -9,7 +9,7 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | trait | meaning: the primitive ... |
 |---|---|
 | moves | rearranges, replicates or selects elements of operand 0, and is linear in it |
-| affine | maps integers to integers, up to a scale, and so positions to positions |
+| affine | maps integers to integers, up to a scale: the result of positions is positions |
 | rounds | commutes with rounding: rounded operands give the rounded result |
 | clears | as `rounds`, and its transpose adds nothing up: 16-bit cotangents stay exact |
 | feeds | is cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 consumer |
@@ -21,7 +21,7 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | repeats | returns elements of operand 0, and its transpose may add up their cotangents |
 | damps | has a slope of at most 1/4: a rounding error of its operand does not add up in a loop |
 | saturates | flattens towards a limit: 16 bits round to the limit, float32 does not |
-| log0, div1 | is infinite or very steep near values of operand 0 (1), whose digits it needs |
+| log0, div1 | needs all digits of operand 0, or 1: it is infinite or very steep near some values |
 | redispatch | has its update computation as a parameter of fixed dtype: it is emitted anew |
 | first | has the values of operand 0; other operands are indices, padding or a copy of it |
 | whole | returns each element of operand 0: the largest element is the same |

@@ -87,7 +87,7 @@ def _emitted(
     # equation with a ref as an operand, because JAX does not inline a function of a ref.
     is_alone = bool(eqn.effects) or any(is_ref(v.aval) for v in eqn.invars)
     is_alone = is_alone or rewriter.looks_at(eqn) or not inner.equations
-    # Outside of `jit`, JAX would compile the shared function at each call of `autocast`.
+    # Outside of `jit`, no function is shared: JAX would compile it at each call of `autocast`.
     is_shared = not (is_alone or all(map(is_computed_now, xs)))
     is_original = plan.unchanged and not rewriter.looks_at(eqn)
     if is_original and not is_shared:

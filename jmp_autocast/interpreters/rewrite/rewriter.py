@@ -440,8 +440,8 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
         if eqn.primitive.name in _MAKES_NO_NAN:
             contexts.enter_context(without_nan_checks())
         if not bodies(eqn):
-            # With `jit`, a batching rule's broadcast of a NaN constant is part of the same
-            # operation, and is not checked by itself.
+            # `jit` is enabled here. Then the broadcast of a NaN constant in a batching rule is part
+            # of the equation's operation, and is not checked by itself.
             contexts.enter_context(jax.disable_jit(False))
         yield
 

@@ -96,7 +96,7 @@ class Value:
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
-        """Returns the value in a dtype, and the source that it is a copy of, or None.
+        """Returns the value in a dtype, and the source if the result is a copy of one, else None.
 
         Unlike the result of `read`, the copy has no gradient. The caller must give the gradient to
         the source, as `accumulating_contraction` does; otherwise the source's gradient is zero.
@@ -199,7 +199,7 @@ def replication(eqn: JaxprEqn, arrays: Sequence[Any]) -> Callable[[Any], Any]:
 
 @functools.lru_cache(maxsize=4096)
 def _broadcast_to(shape: tuple[int, ...], sharding: Any) -> Callable[[Any], Any]:
-    """Returns a function that broadcasts to a shape, one per shape: JAX caches its derivative."""
+    """Returns the one function that broadcasts to a shape, so that JAX caches its derivative."""
 
     def broadcast(x: Any) -> Any:
         dims = tuple(range(x.ndim)) if x.ndim == len(shape) else ()
