@@ -381,7 +381,7 @@ def collective_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """Returns the named axes over which an equation communicates, () for any other equation."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     names = names if isinstance(names, tuple | list) else (names,)
-    # Integers, also NumPy's, are positions of array axes.
+    # Axes that are integers, also NumPy's, are positions of array axes, and have no name.
     return tuple(name for name in names if name is not None and not hasattr(name, "__index__"))
 
 

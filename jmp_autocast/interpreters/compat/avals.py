@@ -56,7 +56,8 @@ def summed_sharding(aval: Any) -> Any:
     spec = aval.sharding.spec
     if not (spec.unreduced or spec.reduced):
         return None
-    # JAX 0.10.0 has no `partitions`; later releases refuse to iterate over an unreduced spec.
+    # JAX 0.10.0 has no `partitions`, so the spec is iterated over. Later releases refuse to iterate
+    # over an unreduced spec.
     partitions = getattr(spec, "partitions", None)
     sizes = tuple(spec) if partitions is None else partitions
     return NamedSharding(aval.sharding.mesh, PartitionSpec(*sizes))
@@ -74,7 +75,7 @@ def assumed_size(length: Any) -> int:
     """
     if not is_symbolic_dim(length):
         return length
-    # int64, because a product of lengths could overflow JAX's int32.
+    # The lengths are int64, because their product could overflow JAX's int32.
     lengths: Any = dict.fromkeys(length._get_vars(), np.int64(ASSUMED_LENGTH))
     return int(length._evaluate(lengths))
 

@@ -77,8 +77,8 @@ def without_nan_checks() -> contextlib.AbstractContextManager[Any]:
     """Returns a context without JAX's NaN checks, for operations that only cast or move elements.
 
     A constant may be NaN, as in ``jnp.where(is_bad, nan, x)``. JAX compiles the constant into the
-    surrounding function and checks only that function's results. Here, its broadcast may run as an
-    operation of its own, which JAX would check.
+    surrounding function and checks only that function's results. In the package, the broadcast of
+    the constant may run as an operation of its own, which JAX would check.
     """
     return jax.debug_nans(False) if is_checked() else contextlib.nullcontext()
 

@@ -29,7 +29,8 @@ def requested_precision(eqn: JaxprEqn) -> Any:
 
 def without_request(eqn: JaxprEqn) -> dict[str, Any]:
     """Returns the parameters that drop the program's ``precision`` from a product in 16 bits."""
-    # The program chose the precision for float32 operands; an algorithm may refuse 16-bit ones.
+    # The precision is dropped, because the program chose it for float32 operands, and an algorithm
+    # may refuse 16-bit operands.
     return {} if requested_precision(eqn) is None else {"precision": None}
 
 

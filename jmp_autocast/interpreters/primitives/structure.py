@@ -238,8 +238,9 @@ STRUCTURES.update(
 )
 _CHECKPOINT = dataclasses.replace(_CALL, runs_again=True)
 STRUCTURES.update(dict.fromkeys(("remat2", "checkpoint"), _CHECKPOINT))
-# The forward rule of a `custom_vjp` with `optimize_remat`. JAX can also run the equation without
-# its residuals, so it is never bound with another jaxpr but inlined.
+# `remat_opt` is the forward rule of a `custom_vjp` with `optimize_remat`. It is inlined, and never
+# bound with another jaxpr, because JAX can also run the function of the equation without residuals,
+# and another jaxpr would not change that function.
 STRUCTURES["remat_opt"] = dataclasses.replace(_CHECKPOINT, rebind=None)
 STRUCTURES["custom_jvp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
 STRUCTURES["custom_vjp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)

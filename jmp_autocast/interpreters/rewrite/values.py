@@ -68,7 +68,7 @@ class Value:
         return cls(array, source, known=known, const_range=const_range, tag=state.tag)
 
     def is_read_often(self) -> None:
-        """Marks a computed value as a source, so that each 16-bit read of it returns a view."""
+        """Marks a computed value as a source, so that each 16-bit read of it is a `source_view`."""
         self.source = True
         self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
@@ -91,7 +91,7 @@ class Value:
         """
         # The float32 broadcast exists for its transpose only: XLA removes it from the forward pass.
         low = broadcast(copy)
-        # A bias is cast to 16 bits and back, so that the transpose rounds its gradient.
+        # A bias is read through its 16-bit copy, so that the transpose rounds the bias's gradient.
         full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
@@ -193,7 +193,8 @@ def replication(eqn: JaxprEqn, arrays: Sequence[Any]) -> Callable[[Any], Any]:
     if eqn.primitive.name in REPEATS:
         return lambda x: bind_cached(eqn.primitive, [x, *arrays[1:]], eqn.params)
     aval = aval_of(eqn.outvars[0])
-    # The spec of an aval names only explicit mesh axes. If there are none, JAX decides.
+    # The spec of an aval names only explicit mesh axes. If there are none, JAX decides the
+    # sharding.
     return _broadcast_to(aval.shape, aval.sharding if any(aval.sharding.spec) else None)
 
 
