@@ -3,9 +3,9 @@
 Each pass rewrites the equations of one jaxpr, and depends on declared dtypes only.
 
 **Numbers are cast** to floats before a product with floats: masks, one-hot rows, counts.
-``jnp.matmul`` traces a product of int8 and float32 as one equation, without a cast, which JAX
-computes in float32, although matrix units multiply 16 bits. With the cast it is a product like any
-other, with the same bits as ``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w``.
+``jnp.matmul`` traces a product of int8 and float32 as one equation without a cast. JAX computes it
+in float32, although matrix units multiply 16 bits. With the cast it is a product like any other,
+with the same bits as ``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w``.
 
 **Calls at picks are inlined**: the calls between a gather and the value whose elements it picks. A
 cross entropy reads one log-probability a row. The picked element of ``logits - max - log(sum)`` is
@@ -150,7 +150,7 @@ def _is_open(eqn: JaxprEqn) -> bool:
 def _picked_through(calls: dict[int, Any]) -> set[int]:
     """Returns the calls whose body picks from a value that is computed outside.
 
-    If the gather stays inside, the whole outer value and its gradient have to exist.
+    If the gather stayed in the call, the whole outer value and its gradient would have to exist.
     """
     reached: dict[int, bool] = {}
     inside = {k: body_of(called(eqn)) for k, eqn in calls.items()}

@@ -361,7 +361,7 @@ def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[st
 def has_no_options(params: dict[str, Any]) -> bool:
     """Returns whether a ``jit`` has no shardings, layouts or compiler options.
 
-    JAX's placeholder for an omitted sharding has no public name.
+    JAX's placeholder for an omitted sharding has no public name, so its class is compared by name.
     """
     shardings = (*params["in_shardings"], *params["out_shardings"])
     layouts = (*params["in_layouts"], *params["out_layouts"])
@@ -405,7 +405,8 @@ def literal_value(literal: Literal) -> Any:
     if number is not None and jax.dtypes.canonicalize_dtype(np.result_type(number)) == aval.dtype:
         return number
     array = np.asarray(value, aval.dtype)
-    # JAX accepts no scalar of float0. Before 0.10.2, such a literal can reach a broadcast_in_dim.
+    # A float0 literal stays an array, because JAX accepts no scalar of float0. Before JAX 0.10.2,
+    # such a literal can reach a broadcast_in_dim.
     return array if aval.dtype == jax.dtypes.float0 else array[()]
 
 

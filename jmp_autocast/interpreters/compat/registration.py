@@ -120,8 +120,8 @@ def lowers_by_platform(
     """Lowers a primitive as a function of arrays, with other functions for some platforms.
 
     JAX lowers equal equations once per module and inlines the function at the location of each
-    equation. The cache key of this lowering includes the mesh context, which differs inside and
-    outside of a `shard_map`.
+    equation. An equation inside of a `shard_map` is lowered apart from an equal equation outside of
+    it, because the cache key of a lowering includes the mesh context.
 
     Args:
         primitive: The primitive.
@@ -135,8 +135,8 @@ def lowers_by_platform(
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         platform, *others = set(ctx.module_context.platforms)
-        # Inside of a `shard_map` the context has no number of devices. Each device runs the whole
-        # body, as a program on one device does.
+        # Inside of a `shard_map` the context has no number of devices. The body is lowered as for
+        # one device, because each device runs the whole body.
         alone = getattr(ctx.module_context.axis_context, "num_devices", None) in (None, 1)
         functions = on_one if alone else on_several
         bound: Any = {name: functools.partial(f, **params) for name, f in functions.items()}

@@ -25,8 +25,8 @@ _AVAL: Any = jax.core.ShapedArray
 # Objects of these classes are compared by value, not by identity.
 _DATA = type(None), str, bytes, type, CodeType, np.dtype, _AVAL, jax.tree_util.PyTreeDef
 
-# JAX's classes with a new instance for each call of a rule, which do not affect its values: names
-# for messages, source locations, and caches of results.
+# JAX's classes for names in messages, source locations, and caches of results. Each call of a rule
+# has new instances of them, which do not affect the values of the rule.
 _OF_THE_CALL = frozenset(("DebugInfo", "Store", "EqualStore", "DynamicJaxprTrace"))
 
 # The closure variables in which JAX's wrapper caches the results of a rule.

@@ -239,7 +239,8 @@ def _kind(step: Step) -> StepKind:
         return StepKind.OPAQUE
     if "contracts" in words:
         return StepKind.CONTRACTION
-    # `jax.checkpoint` applies `reduce_precision` to saved values, which rejects complex numbers.
+    # Complex values are not saved, because `jax.checkpoint` applies `reduce_precision` to saved
+    # values, and `reduce_precision` rejects complex numbers.
     if any(_is_float(v.aval, jnp.complexfloating) for v in (*step.values, *eqn.outvars)):
         return StepKind.OPAQUE
     if "cheap" not in words:

@@ -18,7 +18,8 @@ from .traits import DERIVATIVES, having
 def requested_precision(eqn: JaxprEqn) -> Any:
     """Returns an equation's ``precision`` if it is above the backend's default, else None.
 
-    ``HIGH`` for one of the operands is above it, and so is a dot algorithm, which names its dtypes.
+    ``HIGH`` for one of the operands counts as above the default, and so does a dot algorithm, which
+    names its dtypes.
     """
     precision: Any = eqn.params.get("precision")
     # A `DotAlgorithm` is a tuple, too.
@@ -145,8 +146,9 @@ _SCATTER_OPTIONS = ("dimension_numbers", "indices_are_sorted", "unique_indices",
 def redispatched(eqn: JaxprEqn, *operands: Any) -> Any:
     """Emits a scatter for operands of another dtype.
 
-    Its update computation is a jaxpr of a fixed dtype among its parameters. If the scatter were
-    bound again with the same parameters, this jaxpr would get numbers of a wrong dtype.
+    The update computation of the scatter is one of its parameters, a jaxpr of a fixed dtype. If the
+    scatter were bound again with the same parameters, this jaxpr would get operands of a wrong
+    dtype.
     """
     options = {name: eqn.params[name] for name in _SCATTER_OPTIONS}
     scatter: Any = getattr(lax, eqn.primitive.name.replace("-", "_"))

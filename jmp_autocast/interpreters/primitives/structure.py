@@ -115,7 +115,7 @@ _ORDINARY = Structure(lambda eqn: ())
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Returns the bodies of an equation, in the order of its plan; () for an ordinary equation.
+    """Returns the bodies of an equation, in the order of `EquationPlan.inner`; () if it has none.
 
     The scalar jaxprs of scatters and reductions are not bodies: they select an operation, like an
     enum.

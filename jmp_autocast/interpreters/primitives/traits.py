@@ -50,7 +50,7 @@ _NAMES = frozenset(
     """.split()
 )
 
-# Moving the elements of one operand commutes with rounding, and positions stay positions.
+# A move of the elements of one operand commutes with rounding, and maps positions to positions.
 _MOVING = "moves affine rounds"
 
 _ROWS: dict[str, str] = {

@@ -1,4 +1,4 @@
-"""Replaces tracers that a user's derivative rule closes over by values of the rewritten program.
+"""Replaces the tracers in a user's derivative rule by values of the rewritten program.
 
 A rule of a custom function is a Python function, which JAX calls when it differentiates or batches.
 Without `autocast` and `jit`, the rule may close over any value of the enclosing function, as

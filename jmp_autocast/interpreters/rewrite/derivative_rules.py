@@ -1,8 +1,8 @@
 """Rebuilds custom derivative and batching rules, with the user's rule rewritten.
 
-JAX's public transforms differentiate (or batch) the original primitive in the declared dtypes,
-which runs the user's rule. The resulting jaxpr is planned and rewritten like any other. So this
-module does not depend on how JAX stores rules.
+JAX's public transforms differentiate (or batch) the original primitive in the declared dtypes, and
+so run the user's rule. The resulting jaxpr is planned and rewritten like any other. So this module
+does not depend on how JAX stores rules.
 """
 
 from __future__ import annotations

@@ -223,8 +223,8 @@ class Rewriter(KeepsValues):
         Returns:
             Its results.
         """
-        # The first three actions return values, each with a copy or a function that makes copies.
-        # The other actions return arrays.
+        # The first three cases return values, each with a copy or a function that makes copies. All
+        # other actions return arrays.
         match plan.action:
             case Move():
                 return moved(eqn, plan, operands)
@@ -281,7 +281,7 @@ class Rewriter(KeepsValues):
 
     def _bound(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Binds an equation's primitive, after it broadcasts the operands that the plan names."""
-        # Other actions (`Keep`, unchanged bodies) bind the equation with its own parameters.
+        # Actions other than `Bind` (`Keep`, unchanged bodies) change no parameters of the equation.
         action = plan.action if isinstance(plan.action, Bind) else Bind()
         arrays = [
             x.copy(dtype or x.array.dtype) if i in action.replicates else x.read(dtype)
@@ -304,8 +304,8 @@ class Rewriter(KeepsValues):
             # the program itself declares in bfloat16 stay as they are.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
-        # A cached function would need hashes of all parameters, and would lose the order of
-        # effects.
+        # An equation with effects is bound without a cache, which would need hashes of all
+        # parameters and lose the order of effects.
         is_plain = eqn.effects or id(plan) in self.once
         out = (bind if is_plain else bind_cached)(eqn.primitive, arrays, params)
         return out if eqn.primitive.multiple_results else [out]
