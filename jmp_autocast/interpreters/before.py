@@ -3,9 +3,9 @@
 Each pass rewrites the equations of one jaxpr, and depends on declared dtypes only.
 
 **Numbers are cast** to floats before a product with floats: masks, one-hot rows, counts.
-``jnp.matmul`` traces a product of int8 and float32 as one equation, without a cast, which JAX
-computes in float32, although matrix units multiply 16 bits. With the cast it is a product like any
-other, with the same bits as ``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w``.
+``jnp.matmul`` traces a product of int8 and float32 as one equation without a cast. JAX computes it
+in float32, although matrix units multiply 16 bits. With the cast it is a product like any other,
+with the same bits as ``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w``.
 
 **Calls at picks are inlined**: the calls between a gather and the value whose elements it picks. A
 cross entropy reads one log-probability a row. The picked element of ``logits - max - log(sum)`` is
@@ -65,7 +65,7 @@ class Preparation:
         """
         key = id(jaxpr), path
         if key not in self._prepared:
-            # Kept alive with its result, or another jaxpr could get its id.
+            # The jaxpr is kept alive with its result, so that no other jaxpr can get its id.
             self._prepared[key] = jaxpr, self._run(jaxpr, path)
         return self._prepared[key][1]
 
@@ -124,7 +124,7 @@ def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
     """Inlines the calls between a gather of few elements and the producer of its operand.
 
     Args:
-        jaxpr: An open or closed jaxpr; those in it are prepared.
+        jaxpr: An open or closed jaxpr. The jaxprs in its equations are already prepared.
         region_of: Returns the region of an equation.
     """
     while True:
@@ -150,7 +150,7 @@ def _is_open(eqn: JaxprEqn) -> bool:
 def _picked_through(calls: dict[int, Any]) -> set[int]:
     """Returns the calls whose body picks from a value that is computed outside.
 
-    If the gather stays inside, the whole outer value and its gradient have to exist.
+    If the gather stayed in the call, the whole outer value and its gradient would have to exist.
     """
     reached: dict[int, bool] = {}
     inside = {k: body_of(called(eqn)) for k, eqn in calls.items()}
@@ -182,7 +182,7 @@ def _makes_elementwise(eqn: JaxprEqn, behind: Collection[Any]) -> bool:
 
 
 def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
-    """Returns a jaxpr in which the equations of some calls replace them."""
+    """Returns a jaxpr in which the calls at some positions are replaced by their equations."""
     body = body_of(jaxpr)
     made = {v for eqn in body.eqns for v in eqn.outvars}
     names: dict[Any, Any] = {}
@@ -195,8 +195,8 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
             continue
         inner = body_of(called(eqn))
         inside = dict(zip(inner.invars, operands, strict=True))
-        # A user's rule may close over variables. So the call's results keep theirs, and so do
-        # values in its body, unless it is inlined twice.
+        # A user's rule may close over variables. So the results of a call keep their variables. The
+        # values in its body keep their variables, too, unless the body is inlined twice.
         for out, v in zip(eqn.outvars, inner.outvars, strict=True):
             if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
                 inside[v] = out

@@ -23,7 +23,8 @@ _OF_CALLS = (BECAUSE, CAST)
 
 PlansProduct: TypeAlias = Callable[..., Any]
 """The type of `Region.product`. The arguments are a product (`Context`), its plan in the compute
-dtype, and whether gradients of sources are float32. The result is the new plan: `plan/copies.py`.
+dtype, and whether gradients of sources are float32. The result is the new plan of the product; see
+`plan/copies.py`.
 """
 
 
@@ -39,7 +40,7 @@ class Region:
         rule: The policy's rule for the equation, or None.
         precision: The precision of float32 products; None if each product keeps its own.
         default_precision: The precision of products for which neither policy nor program has one.
-        product: Plans products otherwise than in the compute dtype; None if all run in it.
+        product: Plans products that run in another dtype; None if all run in the compute dtype.
     """
 
     compute_dtype: np.dtype | None
@@ -81,8 +82,8 @@ class Regions:
         policy: The policy of the program.
         marks_only: Whether no pattern or rule of the policy matches names. Then only marks matter,
             and a layer that is called in 96 scopes is planned once.
-        product: Returns `Region.product` for the policy's choice for a scope; None for no such
-            choice.
+        product: Takes the policy's choice for a scope, a name, and returns the `Region.product` of
+            that choice, or None if it has none.
         default_precision: As for `Region`.
     """
 
@@ -98,7 +99,8 @@ class Regions:
         self._product = product or (lambda _: None)
         self._marks_only = marks_only
         self._compute_dtype = np.dtype(policy.compute_dtype)
-        # Primitives without a rule share one region per path, unless they take no cast policy.
+        # All primitives share one region per path, except those with a rule and those that take no
+        # cast policy.
         self._named = WITHOUT_POLICY.union(name for _, name, _ in policy.rules)
         self._matches: dict[tuple[str, ...], list[Match]] = {}
         self._found: dict[tuple[tuple[str, ...], tuple[str, ...], str], Region] = {}

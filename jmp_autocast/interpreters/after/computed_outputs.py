@@ -34,7 +34,7 @@ from .walk import follow
 
 _Other: TypeAlias = np.dtype | None
 
-# Reasons for float32 that are needs of consumers: PyTorch, which knows no consumers, rounds.
+# Reasons why consumers need float32. PyTorch knows no consumers, and rounds such results.
 _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
 _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
@@ -45,7 +45,7 @@ def computed_requests(
     """Returns the requests with the dtypes in which PyTorch would return the program's outputs.
 
     PyTorch does not know the consumers of an output. So the program is planned as if a matmul
-    consumed each output: no output stays in float32 for lack of such a consumer.
+    consumed each output, because an output without such a consumer may stay in float32.
 
     Args:
         planner: The planner of the program.
@@ -60,7 +60,8 @@ def computed_requests(
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
     dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
-    # If a float32 output kept the need of a matmul, it would be computed in 16 bits and then cast.
+    # The request for a float32 output drops the need of the assumed matmul. Otherwise, the output
+    # would be computed in 16 bits and then cast.
     return [
         w if d is None else dataclasses.replace(w, dtype=d, needs=w.needs if is_16_bit(d) else 0)
         for w, d in dtypes
@@ -68,7 +69,7 @@ def computed_requests(
 
 
 def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Other]:
-    """Returns the dtype of each output of a jaxpr in PyTorch, None for that of the plan."""
+    """Returns the dtype of each output of a jaxpr in PyTorch; None if it is the plan's dtype."""
 
     def step(i: int, eqn: JaxprEqn, given: list[_Other]) -> Sequence[_Other]:
         equation, results = plan.equations[i], [None] * len(eqn.outvars)
@@ -95,7 +96,10 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Oth
 
 
 def _cast(plan: EquationPlan, given: Sequence[_Other]) -> list[_Other]:
-    """Returns the dtypes of a call's operands in PyTorch, which raises none before the call."""
+    """Returns the dtype of each operand of a call in PyTorch; None if it is the plan's dtype.
+
+    If the plan casts a 16-bit operand to float32 for the call, PyTorch leaves it in 16 bits.
+    """
 
     def inside(other: _Other, state: ValueState, cast: _Other) -> _Other:
         if cast is None:
@@ -106,14 +110,14 @@ def _cast(plan: EquationPlan, given: Sequence[_Other]) -> list[_Other]:
 
 
 def _hands_on(eqn: JaxprEqn) -> bool:
-    """Whether an equation returns its operands: a barrier, and a cast that changes no dtype."""
+    """Whether an equation returns its operands, as a barrier or a cast to the same dtype does."""
     if eqn.primitive.name == "optimization_barrier":
         return len(eqn.invars) == len(eqn.outvars)  # JAX 0.12 returns no refs
     return cast_dtype(eqn) is not None and cast_dtype(eqn) == aval_of(eqn.invars[0]).dtype
 
 
 def _is_free(state: ValueState, variable: Atom) -> bool:
-    """Whether a value is computed, and has no 16-bit dtype by the program's own declaration."""
+    """Whether a value is computed, and the program itself does not declare it in 16 bits."""
     declared_low = state.dtype != FLOAT32 and aval_of(variable).dtype == state.dtype
     return state.is_computed and not declared_low
 
@@ -121,13 +125,13 @@ def _is_free(state: ValueState, variable: Atom) -> bool:
 def _torch_dtype(
     origin: str, eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Other], compute_dtype: np.dtype
 ) -> _Other:
-    """Returns the dtype in which PyTorch returns the result of an equation, None for the plan's.
+    """Returns the dtype of an equation's result in PyTorch; None if it is the plan's dtype.
 
     Args:
         origin: The origin of the primitive's rule, from `known_rule`.
         eqn: The equation.
         plan: Its plan.
-        given: The dtype of each operand in PyTorch, None for that of the plan.
+        given: The dtype of each operand in PyTorch; None if it is the plan's dtype.
         compute_dtype: The compute dtype at the equation.
     """
     name, code = eqn.primitive.name, plan.reason.code
@@ -151,8 +155,9 @@ def _torch_dtype(
 def _all_low(
     eqn: JaxprEqn, states: Sequence[ValueState], given: Sequence[_Other], compute_dtype: np.dtype
 ) -> bool:
-    """Whether PyTorch would have all operands in 16 bits; arrays outvote scalars there."""
-    # A Python scalar has no dtype to vote with in PyTorch, and a 0-d array yields to any array.
+    """Whether all operands that decide the dtype of a result in PyTorch would be in 16 bits."""
+    # In PyTorch, a Python scalar never decides the dtype of a result. A 0-d array decides it only
+    # if no operand has dimensions.
     voters = [i for i, s in enumerate(states) if s.dtype is not None and s.known_value is None]
     voters = [i for i in voters if aval_of(eqn.invars[i]).ndim] or voters
     return bool(voters) and all(compute_dtype in (states[i].dtype, given[i]) for i in voters)

@@ -23,11 +23,12 @@ Copies: TypeAlias = tuple[tuple[int, CopyKey], ...]
 _WHOLE = having("whole")
 _LOOPS = frozenset(("scan", "while"))
 
-# Added up in bfloat16, seven cotangents lose no more than 7 / 2 units of 2**-9; 513 lost a third of
-# the gradient of a normalized weight.
+# A sum of seven cotangents in bfloat16 loses no more than 7 / 2 units of 2**-9. A sum of 513 lost a
+# third of the gradient of a normalized weight.
 _MAX_COUNT = 7
 
-# An inner `autocast` has emitted these; they pass the gradient to the source, not to the copy.
+# Primitives that an inner `autocast` has emitted. They pass the gradient to the source, not to the
+# copy, so their reads do not count.
 _REWRITTEN = frozenset(("source_view", "accumulate"))
 
 
@@ -48,7 +49,8 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
         reads: Sequence[Use] = demands_behind_moves(inner) if isolates(eqn) else ()
         for i, key in source_copies(inner, known):
             if isolates(eqn):
-                # If the body also reads float32, devices would receive both arrays.
+                # If the body reads the source in float32, too, the copy stays outside: otherwise,
+                # each device would receive both arrays.
                 enters = isinstance(key, np.dtype) and reads[i] is Use.LOW
             else:
                 enters = _is_handed_in(eqn, body, i, plan.given[body.operands[i]], key)
@@ -65,8 +67,8 @@ def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: Cop
     decides about its own copies.
     """
     if eqn.primitive.name in _LOOPS:
-        # Copies of its constants enter a loop, and so do slices of a copy, if the tag of the source
-        # allows it.
+        # A copy of a loop's constant enters the loop. A copy of a sliced operand enters it only if
+        # the tag of the source allows slices of the copy.
         return i < body.fixed or (state.tag is not None and state.tag.gives(key))
     if state.loop_invariant or isinstance(key, np.dtype):
         return state.loop_invariant
@@ -114,7 +116,7 @@ def _reads(
 
 
 def _is_copy(root: Root, key: CopyKey) -> bool:
-    """Returns whether a read by ``key`` is a read of a copy of the input, moved or not."""
+    """Returns whether a read by ``key`` needs a copy of the whole input, perhaps a moved one."""
     if isinstance(key, np.dtype):
         return is_16_bit(key)
     return root.slices is not None and not (root.is_moved and key.when_moved == "anew")
@@ -125,7 +127,8 @@ def _moved(
 ) -> Sequence[Root | None]:
     """Returns, for each result of an equation, the input whose elements it holds, or None."""
     if isinstance(plan.action, Move):
-        # The first operand that comes from an input; others are indices or padding values.
+        # The first operand that comes from an input holds the elements. Operands after it are
+        # indices or padding values.
         first = next((root for root in given if root is not None), None)
         tag = plan.given[0].tag
         is_all = eqn.primitive.name in _WHOLE and not (tag and tag.in_slices)
@@ -152,7 +155,7 @@ def read_often(plan: Plan) -> frozenset[Any]:
     made: dict[Any, ValueState] = {}
 
     def read(v: Atom, dtype: np.dtype | None) -> None:
-        # Inputs, literals and moved sources do not count.
+        # Only computed values are counted, so no inputs, literals or moved sources.
         state = None if isinstance(v, Literal) else made.get(v)
         if state is None or state.source is not None:
             return

@@ -1,8 +1,8 @@
 """Warnings about products and kernels that stay in float32, for users who did not print a plan.
 
-A guard keeps a product in float32 if 16 bits cannot hold its operands well enough. A precision in
-the program (``precision=HIGHEST``) keeps a product, too: users know of a few, but a model from
-elsewhere may set it for all products, so that autocast does nothing. A kernel keeps its dtypes.
+A guard keeps a product in float32 if 16 bits cannot hold its operands well enough. A product also
+stays in float32 if the program sets its precision (``precision=HIGHEST``). A model from elsewhere
+may set the precision of all products, so that autocast does nothing. A kernel keeps its dtypes.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _CONTRACTS = having("contracts")
 # A GPU multiplies float32 at a sixteenth of its 16-bit rate, so that 1 % of the FLOPs is a seventh
 # of the time. Less than a million FLOPs take microseconds at either rate.
 LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
-# Precisions count only if they keep half of the FLOPs: umt5 of bonsai 0.1.0 sets HIGHEST for each
-# of its products, and a Gaussian process on a network's features for some of them.
+# Precisions cause a warning only if they keep half of the FLOPs in float32. The umt5 of bonsai
+# 0.1.0 does, with HIGHEST for all of its products. A Gaussian process on a network's features sets
+# HIGHEST for some products, and needs no warning.
 LEAST_SHARE_OF_REQUESTS = 0.5
 
 
@@ -68,9 +69,9 @@ class KeptWide(NamedTuple):
 def warnings_of(plan: Plan, name: str, compute_dtype: Any) -> Iterator[str]:
     """Yields the warnings: how many products stay in float32, which, why, and how to change it.
 
-    Guards count if they keep 1 % of the matmul and convolution FLOPs, precisions if they keep half,
-    and kernels if they have 1 %. There is no warning about less than a million FLOPs in one call,
-    or about a symbolic number of them.
+    There is a warning if guards keep 1 % of the matmul and convolution FLOPs in float32, if
+    precisions keep half of these FLOPs, or if kernels have 1 % of all FLOPs. There is none about
+    less than a million FLOPs in one call, or about a symbolic number of FLOPs.
 
     Args:
         plan: The plan of a whole program.
@@ -120,7 +121,8 @@ def _kept(
     least_flops: int = LEAST_FLOPS,
 ) -> KeptWide | None:
     """Returns the equations that ``keeps`` selects, if their share of all FLOPs is large enough."""
-    # This check saves the walk, which visits the body of a function at each of its calls.
+    # If no equation is selected, this check saves the walk, which is slower, because it visits the
+    # body of a function at each of its calls.
     if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
         return None
     visits = walk_plan(plan)

@@ -22,9 +22,9 @@ class Copied:
     """A read of a source through an encoded copy, such as 8-bit values.
 
     Args:
-        slices: The number of the source's first dimensions along which each slice is encoded by
-            itself, one for each iteration of a loop. None if the equation reads a part or a shard
-            of the source, whose encoding differs from that of the source.
+        slices: The number of leading dimensions along which loops slice the source. Each slice has
+            an encoding of its own. None if the equation reads a part or a shard of the source,
+            which is not encoded as the whole source is.
     """
 
     slices: int | None = 0
@@ -44,8 +44,8 @@ _WHOLE = having("whole")
 def read_dtypes(plan: Plan) -> list[set[Read]]:
     """Returns the dtypes in which a program reads each float32 input, also after moves.
 
-    `Plan.uses` leaves out reads that accept either dtype, such as comparisons. Here each read
-    counts: an input with bfloat16 reads only may be rounded beforehand.
+    `Plan.uses` leaves out reads that accept both 16 bits and float32, such as comparisons. Here
+    each read counts: an input with bfloat16 reads only may be rounded beforehand.
 
     Args:
         plan: The plan of the program.
@@ -85,7 +85,7 @@ def _moved(given: Sequence[Roots], is_all: bool) -> Roots:
 
 
 def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
-    """Records one read of a value in a dtype, None for an encoded copy."""
+    """Records one read of a value, in ``dtype`` or, if it is None, through an encoded copy."""
     for root in roots:
         reads[root.input].add(Copied(root.slices) if dtype is None else dtype)
 
@@ -103,8 +103,8 @@ def _cast(
 def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool:
     """Whether each element of the results is an element of an operand that is not cast.
 
-    Rounding commutes with such an equation, so that it counts as no read. A sort commutes as well,
-    but it reorders other operands along with its keys.
+    Rounding commutes with such an equation, so that the equation counts as no read. A sort commutes
+    as well, but counts as a read, because it reorders other operands along with its keys.
     """
     if isinstance(plan.action, Move):
         return True
@@ -115,7 +115,8 @@ def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool
 def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     """Returns the dtype in which an equation reads an operand, None for an encoding."""
     if plan.copies:
-        # Other operands, such as activations, have no stored copy, even if they are encoded.
+        # An operand without a copy counts as read in float32. An activation is such an operand,
+        # even if the equation encodes it.
         return None if any(k == i for i, _ in plan.copies) else FLOAT32
     # An operand that the plan does not cast is read in float32, unless the program rounds it.
     target = cast_dtype(eqn)
@@ -130,7 +131,8 @@ def _inside(
     results = [_NONE] * len(eqn.outvars)
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
         for i in body.carried:
-            # A carry is another value in the next iteration.
+            # The initial value of a carry counts as read in float32, because the carry is another
+            # value in the next iteration.
             _read(given[body.operands[i]], FLOAT32, reads)
         inside = entering(body, given, _NONE)
         for i in range(body.takes_copies_at, len(inside)):

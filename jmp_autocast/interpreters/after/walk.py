@@ -24,13 +24,13 @@ program, None for literals and constants."""
 
 
 class Root(NamedTuple):
-    """The input of a program that a value is, or whose elements it holds.
+    """The input whose elements a value holds.
 
     Args:
         input: The position of the input.
-        slices: The number of the input's first dimensions along which the value is a slice of it;
-            None if the value holds a part of the input, or of the slice.
-        is_moved: The value's dimensions are not those of the input, or of the slice.
+        slices: The number of leading dimensions along which loops slice the input to get the value.
+            None if the value holds only a part of the input or of such a slice.
+        is_moved: Whether the dimensions of the value may differ from those of the input or slice.
     """
 
     input: int
@@ -43,7 +43,7 @@ class Root(NamedTuple):
         return self._replace(slices=slices)
 
     def moved(self, is_all: bool) -> Root:
-        """Returns the root after a move, of all elements of the value (``is_all``) or of some."""
+        """Returns the root after a move of all elements of the value (``is_all``) or of some."""
         return Root(self.input, self.slices if is_all else None, True)
 
 
@@ -83,7 +83,7 @@ def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> lis
 
     Args:
         body: Its body.
-        outputs: The origin of each output of the body; None if it is the equation itself.
+        outputs: The origin of each output of the body; None if its origin is the equation.
         made: The origin for the equation itself, the producer of its carries.
         count: The number of its results.
     """
@@ -139,7 +139,7 @@ def walk_plan(plan: Plan, inputs: Sequence[Origin] | None = None) -> list[Visit]
 def equations_once(
     plan: Plan, seen: set[int] | None = None
 ) -> Iterator[tuple[Plan, JaxprEqn, EquationPlan]]:
-    """Yields each equation after those in its bodies, with the plan of its jaxpr and its own.
+    """Yields each equation with its jaxpr's plan and its own plan, after those in its bodies.
 
     A body that is called twice is visited once, unlike in `walk_plan`.
 

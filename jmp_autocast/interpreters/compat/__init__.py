@@ -50,15 +50,17 @@ ClosedJaxpr: TypeAlias = jex_core.ClosedJaxpr
 JaxprEqn: TypeAlias = jex_core.JaxprEqn
 Literal: TypeAlias = jex_core.Literal
 Var: TypeAlias = jex_core.Var
-# A variable or a literal. To `pyright --verifytypes`, JAX's own union has a partially unknown type.
+# A variable or a literal. For `pyright --verifytypes`, the type of JAX's own union is partially
+# unknown.
 Atom: TypeAlias = Any
-# JAX 0.11 merged the two classes.
+# JAX 0.11 merged `Jaxpr` and `ClosedJaxpr`.
 AnyJaxpr: TypeAlias = Jaxpr | ClosedJaxpr
 ShapedArray: Any = jax.core.ShapedArray
 Tracer: Any = jax.core.Tracer
 JAXPRS: tuple[Any, ...] = (jex_core.Jaxpr, jex_core.ClosedJaxpr)
 jaxpr_as_fun: Callable[[Any], Callable[..., Any]] = jex_core.jaxpr_as_fun
-# JAX 0.10.0 defines this error in jax.extend.core only; later versions deprecate it there.
+# JAX 0.10.0 defines `InconclusiveDimensionOperation` in jax.extend.core only; later versions
+# deprecate that name there.
 _errors = jax.errors if hasattr(jax.errors, "InconclusiveDimensionOperation") else jex_core
 InconclusiveDimensionOperation = _errors.InconclusiveDimensionOperation
 current_name_stack: Callable[..., Any] = source_info_util.current_name_stack
@@ -255,12 +257,12 @@ def named_in_errors(eqn: JaxprEqn) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # compared by name, as one of the two types is private
+    except Exception as error:  # its type is compared by name, as it may be private
         kind = type(error).__name__
         if not isinstance(error, FloatingPointError) and kind != "InternalFloatingPointError":
             raise
         if kind == "InternalFloatingPointError":
-            # JAX's internal type, which `jit` would convert to the public one.
+            # `jit` would convert JAX's internal error to the public one.
             public = FloatingPointError(f"invalid value encountered in {eqn.primitive.name}")
             public.add_note(_place(eqn))
             raise public from None
@@ -327,7 +329,7 @@ def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
 
 
 def relative_contexts(eqns: Sequence[JaxprEqn], size: int) -> Hashable:
-    """Returns the settings of equations, and their name stacks without ``size`` entries."""
+    """Returns the settings of equations, and their name stacks after ``size`` outer entries."""
     return tuple([(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns])
 
 
@@ -359,7 +361,7 @@ def call_with_operands(params: dict[str, Any], copied: Sequence[int]) -> dict[st
 def has_no_options(params: dict[str, Any]) -> bool:
     """Returns whether a ``jit`` has no shardings, layouts or compiler options.
 
-    JAX's placeholder for an omitted sharding has no public name.
+    JAX's placeholder for an omitted sharding has no public name, so its class is compared by name.
     """
     shardings = (*params["in_shardings"], *params["out_shardings"])
     layouts = (*params["in_layouts"], *params["out_layouts"])
@@ -379,7 +381,7 @@ def collective_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
     """Returns the named axes over which an equation communicates, () for any other equation."""
     names = eqn.params.get("axes", eqn.params.get("axis_name", ()))
     names = names if isinstance(names, tuple | list) else (names,)
-    # Integers, also NumPy's, are positions of array axes.
+    # Axes that are integers, also NumPy's, are positions of array axes, and have no name.
     return tuple(name for name in names if name is not None and not hasattr(name, "__index__"))
 
 
@@ -389,8 +391,8 @@ def collective_axes(eqn: JaxprEqn) -> tuple[Any, ...]:
 def literal_value(literal: Literal) -> Any:
     """Returns a literal's value in the dtype that the program declares.
 
-    A Python scalar stays a Python scalar if its default type is the literal's (weak, default
-    dtype), so that binding the equation again gives an equal equation.
+    The value is a Python scalar if JAX gives such a scalar the type of the literal (a weak type of
+    the default dtype), so that binding the equation again gives an equal equation.
     """
     value, aval = literal.val, aval_of(literal)
     if (
@@ -403,7 +405,8 @@ def literal_value(literal: Literal) -> Any:
     if number is not None and jax.dtypes.canonicalize_dtype(np.result_type(number)) == aval.dtype:
         return number
     array = np.asarray(value, aval.dtype)
-    # JAX accepts no scalar of float0. Before 0.10.2, such a literal can reach a broadcast_in_dim.
+    # A float0 literal stays an array, because JAX accepts no scalar of float0. Before JAX 0.10.2,
+    # such a literal can reach a broadcast_in_dim.
     return array if aval.dtype == jax.dtypes.float0 else array[()]
 
 
@@ -428,7 +431,8 @@ def is_computed_now(x: Any) -> bool:
 def is_in_eager_shard_map(x: Any) -> bool:
     """Returns whether a value is a shard of an array in a ``shard_map`` outside of any ``jit``.
 
-    Nothing is differentiated there, and JAX 0.10 to 0.12 refuse rules with symbolic zeros.
+    JAX 0.10 to 0.12 refuse rules with symbolic zeros there. No rule is needed, because nothing is
+    differentiated there.
     """
     while type(x).__name__ == "BatchTracer":
         x = x.val
@@ -438,7 +442,7 @@ def is_in_eager_shard_map(x: Any) -> bool:
 def traced_variable(x: Any) -> Var | None:
     """Returns the variable of a jaxpr behind a tracer; None for any other value.
 
-    It also works after the trace of the tracer has ended.
+    The trace of the tracer may have ended.
     """
     atom = x.val if is_staged(x) else None
     return atom if isinstance(atom, Var) else None

@@ -56,7 +56,8 @@ def summed_sharding(aval: Any) -> Any:
     spec = aval.sharding.spec
     if not (spec.unreduced or spec.reduced):
         return None
-    # JAX 0.10.0 has no `partitions`; later releases refuse to iterate over an unreduced spec.
+    # JAX 0.10.0 has no `partitions`, so the spec is iterated over. Later releases refuse to iterate
+    # over an unreduced spec.
     partitions = getattr(spec, "partitions", None)
     sizes = tuple(spec) if partitions is None else partitions
     return NamedSharding(aval.sharding.mesh, PartitionSpec(*sizes))
@@ -74,7 +75,7 @@ def assumed_size(length: Any) -> int:
     """
     if not is_symbolic_dim(length):
         return length
-    # int64, because a product of lengths could overflow JAX's int32.
+    # The lengths are int64, because their product could overflow JAX's int32.
     lengths: Any = dict.fromkeys(length._get_vars(), np.int64(ASSUMED_LENGTH))
     return int(length._evaluate(lengths))
 
@@ -116,15 +117,15 @@ def varying_axes(x: Any) -> frozenset[str]:
 
 
 def has_other_cotangent(aval: Any) -> bool:
-    """Returns whether the cotangent of a value has another type, as for an unreduced array."""
+    """Returns whether a value and its cotangent differ in type, as for an unreduced array."""
     return aval.to_ct_aval() != aval
 
 
 def zero_cotangent(aval: Any) -> Any:
     """Returns a zero cotangent for a function from `jax.vjp`, symbolic where JAX accepts it.
 
-    A user's rule with symbolic zeros must see the zero, and not an array. Since JAX 0.12, an array
-    of zeros that a batch shares is an error. JAX 0.10.0 accepts arrays only.
+    A user's rule with symbolic zeros must get a symbolic zero, and not an array. Since JAX 0.12, an
+    array of zeros that all elements of a batch share is an error. JAX 0.10.0 accepts arrays only.
     """
     if jax.__version_info__ >= (0, 10, 2):
         return ad.Zero(aval.to_ct_aval())

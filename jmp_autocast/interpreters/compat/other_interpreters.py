@@ -20,8 +20,8 @@ from .registration import STAND_INS, plain_function
 def register_with_imported() -> None:
     """Adds the package's rules to `jet` and `sparse`, if the program has imported them.
 
-    A program that uses one has imported it before it traces. An import of `sparse` takes 0.3 s, so
-    this module imports neither.
+    A program that uses one of these two modules has imported it before the trace. They are not
+    imported here, because an import of `sparse` takes 0.3 s.
     """
     if "jax.experimental.jet" in sys.modules:
         _add(private("jax.experimental.jet.jet_rules"), _series)

@@ -25,7 +25,7 @@ def is_dropped(variable: Var) -> bool:
 
 
 def renamed(atoms: Sequence[Atom], names: Mapping[Any, Any]) -> list[Any]:
-    """Replaces the variables of `names` among atoms."""
+    """Returns atoms in which each variable in ``names`` is replaced by its entry."""
     return [v if isinstance(v, Literal) else names.get(v, v) for v in atoms]
 
 
@@ -69,7 +69,7 @@ def equation_like(
 def standing_in(
     call: JaxprEqn, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]
 ) -> Any:
-    """Returns an equation of a called jaxpr as it reads when inlined at the call.
+    """Returns an equation of a called jaxpr, changed so that it can be inlined at the call.
 
     Args:
         call: The equation of the call.

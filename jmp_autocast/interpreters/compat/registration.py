@@ -72,8 +72,8 @@ def _compiled(primitive: Any) -> Callable[..., Any]:
         return jax.jit(functools.partial(primitive.bind, **dict(params)))
 
     def run(*operands: Any, **params: Any) -> Any:
-        # With `jit` disabled, JAX would call the function, which binds the primitive again: an
-        # endless recursion.
+        # `jit` is enabled here. Otherwise, JAX would call the function, which binds the primitive
+        # again, in an endless recursion.
         with jax.disable_jit(False):
             return compiled(tuple(params.items()))(*operands)
 
@@ -120,8 +120,8 @@ def lowers_by_platform(
     """Lowers a primitive as a function of arrays, with other functions for some platforms.
 
     JAX lowers equal equations once per module and inlines the function at the location of each
-    equation. The cache key of this lowering includes the mesh context, which differs inside and
-    outside of a `shard_map`.
+    equation. An equation inside of a `shard_map` is lowered apart from an equal equation outside of
+    it, because the cache key of a lowering includes the mesh context.
 
     Args:
         primitive: The primitive.
@@ -135,8 +135,8 @@ def lowers_by_platform(
 
     def rule(ctx: Any, *operands: Any, **params: Any) -> Any:
         platform, *others = set(ctx.module_context.platforms)
-        # Inside of a `shard_map` the context has no number of devices: each device runs the whole
-        # body.
+        # Inside of a `shard_map` the context has no number of devices. The body is lowered as for
+        # one device, because each device runs the whole body.
         alone = getattr(ctx.module_context.axis_context, "num_devices", None) in (None, 1)
         functions = on_one if alone else on_several
         bound: Any = {name: functools.partial(f, **params) for name, f in functions.items()}
@@ -159,7 +159,7 @@ def lowers_to_row_major(primitive: Any) -> None:
 
     def rule(ctx: Any, operand: Any) -> Any:
         module = ctx.module_context
-        # Inside of a `shard_map` the context has no number of devices.
+        # Inside of a `shard_map` the context has no number of devices, and no layout is set.
         is_alone = getattr(module.axis_context, "num_devices", None) == 1
         is_cuda = tuple(module.platforms) == ("cuda",)
         layouts = private("jax.experimental.layout.Layout")
@@ -226,9 +226,10 @@ def batch_size(operands: Sequence[Any], dims: Sequence[int | None]) -> int:
 
 
 def transposed_by(jaxpr: ClosedJaxpr, operands: Sequence[Any], cotangent: Any) -> Any:
-    """Returns the cotangent of the operand that is None, in which a closed jaxpr is linear.
+    """Transposes a closed jaxpr that is linear in one operand; returns that operand's cotangent.
 
-    Unlike `jax.linear_transpose`, it accepts a cotangent whose type differs from the result's type.
+    ``operands`` holds None for that operand. Unlike `jax.linear_transpose`, this function accepts a
+    cotangent whose type differs from the result's type.
     """
     backward_pass = private("jax._src.interpreters.ad.backward_pass")
     if backward_pass is None:

@@ -25,8 +25,8 @@ _AVAL: Any = jax.core.ShapedArray
 # Objects of these classes are compared by value, not by identity.
 _DATA = type(None), str, bytes, type, CodeType, np.dtype, _AVAL, jax.tree_util.PyTreeDef
 
-# JAX's classes with a new instance for each call of a rule, which do not affect its values: names
-# for messages, source locations, and caches of results.
+# JAX's classes for names in messages, source locations, and caches of results. Each call of a rule
+# has new instances of them, which do not affect the values of the rule.
 _OF_THE_CALL = frozenset(("DebugInfo", "Store", "EqualStore", "DynamicJaxprTrace"))
 
 # The closure variables in which JAX's wrapper caches the results of a rule.
@@ -44,7 +44,8 @@ def rule_key(rule: Any, own: list[Any]) -> Hashable:
     if isinstance(rule, _DATA):
         return kind, rule
     if kind in (bool, int, float, complex):
-        # In Python 1, 1.0 and True are equal, and so are 0.0 and -0.0.
+        # The key holds the type and the text, because 1, 1.0 and True are equal in Python, and so
+        # are 0.0 and -0.0.
         return kind, repr(rule)
     if kind.__name__ in _OF_THE_CALL and kind.__module__.startswith("jax."):
         return kind
@@ -53,7 +54,8 @@ def rule_key(rule: Any, own: list[Any]) -> Hashable:
     if isinstance(rule, private("jax.extend.linear_util.WrappedFun") or ()):
         return kind, rule_key((rule.f, rule.transforms, rule.params), own)
     if isinstance(rule, FunctionType) and rule.__code__.co_filename.startswith(_JAX):
-        # A user's function is equal only to itself: its closure may change between calls.
+        # Only functions of JAX are compared by their code and closure. A user's function is equal
+        # only to itself, because its closure may change between calls.
         cells = [x for name, x in cells_of(rule).items() if name not in _OF_A_MEMO]
         return rule.__code__, rule_key((*cells, rule.__defaults__, rule.__kwdefaults__), own)
     own.append(rule)

@@ -32,7 +32,7 @@ def scan_with_more(params: dict[str, Any], extra: int, scanned: int) -> dict[str
 
 @functools.lru_cache(maxsize=1024)
 def _ft_in(consts: int, carries: int, scanned: int) -> Any:
-    """Returns the ``ft_in`` parameter of a scan with these numbers of operands."""
+    """Returns the ``ft_in`` parameter of a scan with given numbers of operands."""
 
     def scan(held: Any, init: Any, xs: Any) -> Any:
         def step(carry: Any, x: Any) -> Any:

@@ -77,8 +77,8 @@ def without_nan_checks() -> contextlib.AbstractContextManager[Any]:
     """Returns a context without JAX's NaN checks, for operations that only cast or move elements.
 
     A constant may be NaN, as in ``jnp.where(is_bad, nan, x)``. JAX compiles the constant into the
-    surrounding function and checks only that function's results. Here, its broadcast may run as an
-    operation of its own, which JAX would check.
+    surrounding function and checks only that function's results. In the package, the broadcast of
+    the constant may run as an operation of its own, which JAX would check.
     """
     return jax.debug_nans(False) if is_checked() else contextlib.nullcontext()
 
@@ -108,8 +108,8 @@ def in_settings_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """Returns a function that runs with the current x64 and kernel settings.
 
     JAX calls the rule of a custom function when it differentiates, which may be much later. If a
-    default precision is set then, the rule runs without it, and keeps the precisions that the user
-    wrote in the rule.
+    default precision is set at that later time, the rule runs without it, and keeps the precisions
+    that the user wrote in the rule.
     """
     enabled, kernel_dtype = has_float64(), KERNEL_DTYPE.value
 

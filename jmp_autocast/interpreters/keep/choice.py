@@ -43,11 +43,11 @@ class ResidualChoice:
     @property
     def loops_only(self) -> bool:
         """Whether only the bodies of loops are planned."""
-        # Measured under ``jit``. XLA compiles the forward and the backward pass of a scan as two
-        # loops, and cannot recompute across them. Outside of loops, XLA recomputes cheap ops by
-        # itself and merges the recomputation of this pass: the TPU compiler gave a ViT the same 417
-        # MB and 3.3 GB of traffic with and without it. Optimization barriers raised both in each
-        # program tried (GPT: 4.6 to 7.0 GB, JAX 0.10.2).
+        # The reasons were measured under ``jit``. XLA compiles the forward and the backward pass of
+        # a scan as two loops, and cannot recompute across them. Outside of loops, XLA recomputes
+        # cheap ops by itself and merges the recomputation of this pass: the TPU compiler gave a ViT
+        # the same 417 MB and 3.3 GB of traffic with and without it. Optimization barriers raised
+        # both in each program tried (GPT: 4.6 to 7.0 GB, JAX 0.10.2).
         return self.residuals == "auto"
 
     def excludes(self, scope: Sequence[str]) -> bool:

@@ -136,8 +136,8 @@ class _Network:
         """Returns the node of an operand from which a step recomputes its result."""
         if step.level == v.level or v in self.fixed or v.is_stored:
             return 2 * self.number[v] + 1
-        # On a later level, the value is available only if it is kept: it gets a node with its own
-        # cost.
+        # For steps on a later level, the value is available only if it is kept, so it gets a second
+        # node with its own cost.
         return self.behind.setdefault(v, self.sink + 1 + len(self.behind))
 
     def cut(self, price: float) -> Cut:

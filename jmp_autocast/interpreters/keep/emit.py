@@ -46,7 +46,7 @@ _POLICY = jax.checkpoint_policies.save_only_these_names(SAVED)
 
 
 class _Atom(NamedTuple):
-    """An array between the equations of a jaxpr that is not planned, and its role."""
+    """The array of a variable, with its role, in a jaxpr that is not planned."""
 
     array: Any
     role: Role

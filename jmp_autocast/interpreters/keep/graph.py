@@ -201,7 +201,7 @@ def _flatten(
     body = body_of(jaxpr)
     env: dict[Any, Any] = dict(zip(body.invars, inputs, strict=True))
     for v, const in zip(body.constvars, consts_of(jaxpr), strict=True):
-        # A tracer of an outer transformation may have a derivative.
+        # Among constants, only a tracer of an outer transformation may have a derivative.
         active = isinstance(const, Tracer) and _is_float(v.aval)
         env[v] = Value(v.aval, Role.PARAM, active=active, const=const)
         graph.consts.append(env[v])
@@ -239,7 +239,8 @@ def _kind(step: Step) -> StepKind:
         return StepKind.OPAQUE
     if "contracts" in words:
         return StepKind.CONTRACTION
-    # `jax.checkpoint` applies `reduce_precision` to saved values, which rejects complex numbers.
+    # Complex values are not saved, because `jax.checkpoint` applies `reduce_precision` to saved
+    # values, and `reduce_precision` rejects complex numbers.
     if any(_is_float(v.aval, jnp.complexfloating) for v in (*step.values, *eqn.outvars)):
         return StepKind.OPAQUE
     if "cheap" not in words:
@@ -297,13 +298,13 @@ def _is_float(aval: Any, kind: Any = jnp.inexact) -> bool:
     return dtype is not None and jnp.issubdtype(dtype, kind)
 
 
-# --- rules of their own ----------------------------------------------------------------------
+# --- custom_jvp functions --------------------------------------------------------------------
 
 
 def _cheap_rule(eqn: JaxprEqn) -> Any:
     """Returns the jaxpr of the derivative of a ``custom_jvp`` function, or None if it is not cheap.
 
-    It is cheap if the function and its rule both hold cheap steps only, as for `jax.nn.relu`.
+    The derivative is cheap if the function and its rule hold only cheap steps: `jax.nn.relu`.
     """
     if eqn.primitive.name != "custom_jvp_call" or not _is_cheap(called(eqn)):
         return None

@@ -136,7 +136,8 @@ def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
             needed.update(unit.inputs)
         else:
             (step,) = unit.steps
-            # Markers of other libraries have no consumer: K-FAC finds its losses by such markers.
+            # Opaque steps stay even without a consumer, because they may be markers of other
+            # libraries: K-FAC finds its losses by such markers.
             stays = has_order(step.eqn) or step.kind is StepKind.OPAQUE
             if needed.isdisjoint(step.results) and not stays:
                 continue

@@ -224,7 +224,8 @@ def _transpose(
         # rounded result would be, and both contractions of the backward pass run on tensor cores.
         transposed = _trace(_transposed(jaxpr, at), params["low"], factors)
         if not contractions_of(transposed):
-            # JAX's transpose of a convolution with an empty result contains no contraction.
+            # For a convolution with an empty result, JAX's transpose contains no contraction. The
+            # cotangent is then zero.
             return jnp.zeros(operand.aval.shape, operand.aval.dtype)
         # `out` is the operand's own dtype, so that a float32 source gets the unrounded accumulator.
         own = {**params, "jaxpr": transposed, "out": operand.aval.dtype}
@@ -255,8 +256,8 @@ def _batch(
 def _transposed(jaxpr: ClosedJaxpr, at: int) -> Callable[..., Any]:
     def transposed(cotangent: Any, other: Any, *rest: Any) -> Any:
         if has_other_cotangent(jaxpr.out_avals[0]):
-            # The cotangent of an unreduced product is a reduced array, but `jax.linear_transpose`
-            # accepts only the type of the result.
+            # `jax.linear_transpose` accepts only a cotangent of the result's type, but the
+            # cotangent of an unreduced product is a reduced array.
             factors = (None, other) if at == 0 else (other, None)
             return [registration.transposed_by(jaxpr, (*factors, *rest), cotangent)]
 
@@ -283,8 +284,8 @@ def _trace(function: Callable[..., Any], low: np.dtype, operands: Sequence[Any])
 
 @functools.lru_cache(maxsize=4096)
 def _traced(function: Callable[..., Any], avals: tuple[Any, ...], mesh: Any) -> Any:
-    # A lookup in the cache of `jax.make_jaxpr` is slow. Of JAX's settings, only the mesh affects
-    # data movement and one contraction with given parameters.
+    # This cache is faster than that of `jax.make_jaxpr`. Of JAX's settings, its key holds the mesh
+    # only, because no other setting affects data movement and a contraction with given parameters.
     return jax.make_jaxpr(function)(*avals)
 
 
@@ -300,7 +301,7 @@ def _lowered(
     sources: tuple[int, ...],
     contract: Callable[[JaxprEqn, list[Any], np.dtype, np.dtype], Any] = _bound,
 ) -> Any:
-    """Evaluates the jaxpr with its contraction, and all equations after it, in dtype ``out``.
+    """Evaluates a jaxpr; its contraction and all later equations run in dtype ``out``.
 
     ``contract`` computes the contraction from its equation, its operands, ``low`` and ``out``.
     """
@@ -322,10 +323,11 @@ def _widened(
 ) -> Any:
     """Contracts in float32, for CPUs without a 16-bit kernel for the equation.
 
-    In bfloat16, XLA of JAX 0.12 runs some forms in loops that accumulate in bfloat16. In float16,
-    it has no such loops. With ``is_late``, a barrier keeps XLA from widening the operands where
-    they are computed and keeping them wide until the backward pass: 1.14 times the temporary bytes
-    of a ViT (JAX 0.12).
+    bfloat16 operands are always widened, because XLA of JAX 0.12 runs some forms in loops that
+    accumulate in bfloat16. float16 operands of a float16 result are not, because XLA has no such
+    loops in float16. With ``is_late``, a barrier delays the widening of the operands. Otherwise,
+    XLA would widen them where they are computed and keep them wide until the backward pass: 1.14
+    times the temporary bytes of a ViT (JAX 0.12).
     """
     if out == low == np.float16:
         return _bound(eqn, xs, low, out)
@@ -334,7 +336,7 @@ def _widened(
     return lax.convert_element_type(_bound(eqn, xs, low, FLOAT32), out)
 
 
-# On several devices, XLA would undo the form that its kernels need.
+# The kernels are not used on several devices, where XLA would undo the form that they need.
 _SPLIT = CPUKernels(False, False, "the program runs on several devices")
 
 
@@ -374,8 +376,8 @@ accumulate_p: Any = registration.define_primitive(
     "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
 registration.lowers_by_platform(accumulate_p, default=_lowered, cpu=_on_cpus, one_cpu=_on_one_cpu)
-# Finalised programs have no barriers, without which XLA aborts at bfloat16 products. So they
-# multiply in float32 on CPUs.
+# Finalised programs multiply in float32 on CPUs: XLA aborts at bfloat16 products without barriers,
+# and finalised programs have no barriers.
 _early = functools.partial(_lowered, contract=functools.partial(_widened, is_late=False))
 registration.STAND_INS[accumulate_p] = {"default": _lowered, "cpu": _early}
 holds_contraction(accumulate_p)

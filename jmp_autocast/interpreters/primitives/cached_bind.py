@@ -48,7 +48,8 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
     # would become an array constant.
     scalars = tuple((i, _scalar(x)) for i, x in enumerate(operands) if isinstance(x, _SCALARS))
     # JAX's cache needs a hash of the parameters. `vmap` creates axes of NumPy's integer type, whose
-    # hashes equal those of Python's integers. Printed jaxprs show the difference, so the key does.
+    # hashes equal those of Python's integers. The key holds the types of axes, too, because printed
+    # jaxprs show them.
     kinds = tuple([type(x[0]) if type(x) is tuple and x else None for x in params.values()])
     function = _bound_primitive(primitive, tuple(params.items()), kinds, scalars)
     return function(*[x for x in operands if not isinstance(x, _SCALARS)])

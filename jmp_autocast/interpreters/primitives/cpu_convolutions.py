@@ -26,7 +26,7 @@ _MOST_POSITIONS = 128
 # gradient of a 7 x 7 kernel of 3 features takes 4.6 ms instead of 8.6 (112 x 112, stride 2).
 _COLUMNS = 64
 
-# The parameters with an entry for each spatial dimension.
+# The parameters of a convolution with an entry for each spatial dimension.
 _OF_AXES = ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
 
 
@@ -107,7 +107,7 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     window = [rhs.shape[i] for i in window_dims]
     spread = [(n - 1) * by + 1 for n, by in zip(window, dilation, strict=True)]
     widths = [(*pad, by - 1) for pad, by in zip(padding, holes, strict=True)]
-    # The dimension of a group's images goes last, where the product needs it.
+    # The dimension of the images in a group goes last, because the products sum over another one.
     groups = params["batch_group_count"]
     x = lax.transpose(lhs, (batch, feature, *spatial))
     x = lax.reshape(x, (groups, x.shape[0] // groups, *x.shape[1:]))

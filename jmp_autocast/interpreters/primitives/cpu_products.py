@@ -4,7 +4,7 @@ XLA:CPU runs a bfloat16 product in YNNPACK only if the contracted dimension of t
 its last one. The gradient of a weight is not of this form, and XLA also destroys the form when it
 merges a transpose into a product. With a bfloat16 result, any other form runs in a naive loop that
 accumulates in bfloat16 (30 times slower than float32, error 0.019 where 0.0017 is right, JAX 0.12).
-With a float32 result, it aborts ("Unsupported element type for DotThunk::Execute", JAX 0.10 to
+With a float32 result, XLA aborts ("Unsupported element type for DotThunk::Execute", JAX 0.10 to
 0.12). So an operand in another layout is transposed first, and barriers keep XLA from merging
 transposes into the product. `tests/rewrite/test_cpu_forms.py` holds the digits of each form,
 `benchmarks/cpu.py` times models.
@@ -120,8 +120,8 @@ class _Side(NamedTuple):
         """Returns the array with one dimension for each group.
 
         The barrier is around an array with one more dimension. Otherwise, XLA would give the
-        product the memory layout in which the program computes the array, and with it a refused
-        form: 30 ms instead of 6 for the transpose of a weight.
+        product the memory layout in which the program computes the array, and YNNPACK would refuse
+        that form: 30 ms instead of 6 for the transpose of a weight.
         """
         order = [i for g in groups for i in g.dims]
         sizes = [g.size for g in groups]

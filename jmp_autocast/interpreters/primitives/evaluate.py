@@ -41,7 +41,7 @@ def evaluate(
     body = body_of(jaxpr)
     env = dict(zip(body.constvars, consts, strict=True))
     env.update(zip(body.invars, args, strict=True))
-    # For each variable, the index of its last consumer; for outputs, the number of equations.
+    # `last_use` holds the index of each variable's last consumer; for outputs, the equation count.
     reads = (*(eqn.invars for eqn in body.eqns), body.outvars)
     last_use = {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}
     for i, eqn in enumerate(body.eqns):
@@ -49,7 +49,8 @@ def evaluate(
             # The context decides whether JAX makes 64-bit numbers of literals.
             operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
             results = step(i, eqn, operands)
-        # Outside `jit` a value is an array, and its memory is free after its last use.
+        # A value is dropped after its last use. Outside of `jit`, this frees the memory of an
+        # array.
         for v in eqn.invars:
             if not isinstance(v, Literal) and last_use[v] == i:
                 env.pop(v, None)

@@ -37,7 +37,7 @@ def picks(eqn: JaxprEqn) -> bool:
     if eqn.primitive.name != "gather":
         return False
     operand, result = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
-    # `jnp.take_along_axis` takes whole slices of dimensions of length 1.
+    # `jnp.take_along_axis` takes slices of dimensions of length 1, which are single elements, too.
     is_single = all(operand.shape[d] == 1 for d in _sliced(eqn))
     if not is_single or not jnp.issubdtype(operand.dtype, jnp.floating):
         return False
@@ -137,10 +137,9 @@ def _gathered(x: Any, index: Any, *, axis: int, outside: float) -> Any:
 
 
 def _compared(x: Any, index: Any, *, axis: int, outside: float) -> Any:
-    # On TPUs, XLA compiles a gather to comparisons as well. With rows and vocabulary sharded over
-    # 16 chips, XLA shards this comparison by rows, as it shards the gradient, but a gather by
-    # vocabulary. With the gather, it exchanged 386 MB of the gradient (1.08 times the bytes on the
-    # wire).
+    # On TPUs, XLA compiles a gather to comparisons as well. If rows and vocabulary are sharded over
+    # 16 chips, XLA shards this comparison by rows, as it shards the gradient. It shards a gather by
+    # vocabulary, and then exchanges 386 MB of the gradient (1.08 times the bytes on the wire).
     if outside != 0:
         is_inside = (index >= 0) & (index <= _last(index, x.shape[axis]))
         x = jnp.where(is_inside, x, np.array(outside, x.dtype))
@@ -223,7 +222,8 @@ def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         indices: Its indices.
     """
     numbers, shape = eqn.params["dimension_numbers"], array.shape
-    # An array that is broadcast later, such as a norm's deviation, has one element for all indices.
+    # An array that is broadcast later, such as a norm's deviation, may have one element for all
+    # indices of a row, so `pick` does not fit.
     is_whole = shape == aval_of(eqn.invars[0]).shape
     if len(numbers.start_index_map) != 1 or not is_whole:
         return picked_elements(eqn, array, indices)

@@ -18,7 +18,8 @@ from .traits import DERIVATIVES, having
 def requested_precision(eqn: JaxprEqn) -> Any:
     """Returns an equation's ``precision`` if it is above the backend's default, else None.
 
-    ``HIGH`` for one of the operands is above it, and so is a dot algorithm, which names its dtypes.
+    ``HIGH`` for one of the operands counts as above the default, and so does a dot algorithm, which
+    names its dtypes.
     """
     precision: Any = eqn.params.get("precision")
     # A `DotAlgorithm` is a tuple, too.
@@ -29,7 +30,8 @@ def requested_precision(eqn: JaxprEqn) -> Any:
 
 def without_request(eqn: JaxprEqn) -> dict[str, Any]:
     """Returns the parameters that drop the program's ``precision`` from a product in 16 bits."""
-    # The program chose the precision for float32 operands; an algorithm may refuse 16-bit ones.
+    # The precision is dropped, because the program chose it for float32 operands, and an algorithm
+    # may refuse 16-bit operands.
     return {} if requested_precision(eqn) is None else {"precision": None}
 
 
@@ -113,9 +115,9 @@ def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     if not params.keys().isdisjoint(("reps", "axes", "all_gather_dimension")):
         return operand != result
     if "window_strides" in params:
-        # The number of windows that hold one element: 4 for 3 x 3 with stride 2, 9 with stride 1.
-        # The sum of so few 16-bit terms loses no more than their own rounding. For windows of 64 x
-        # 64, the sum would stop at 256 times its first term.
+        # One element is in 4 windows of 3 x 3 with stride 2, and in 9 with stride 1. A sum of so
+        # few 16-bit terms loses no more than the rounding of the terms. For windows of 64 x 64, the
+        # sum would stop at 256 times its first term.
         pairs = zip(params["window_dimensions"], params["window_strides"], strict=True)
         return math.prod(-(-length // stride) for length, stride in pairs) > 9
     # Indices are known only when the program runs, and may look up one row 8,192 times. But if
@@ -144,8 +146,9 @@ _SCATTER_OPTIONS = ("dimension_numbers", "indices_are_sorted", "unique_indices",
 def redispatched(eqn: JaxprEqn, *operands: Any) -> Any:
     """Emits a scatter for operands of another dtype.
 
-    Its update computation is a jaxpr of a fixed dtype among its parameters. If the scatter were
-    bound again with the same parameters, this jaxpr would get numbers of a wrong dtype.
+    The update computation of the scatter is one of its parameters, a jaxpr of a fixed dtype. If the
+    scatter were bound again with the same parameters, this jaxpr would get operands of a wrong
+    dtype.
     """
     options = {name: eqn.params[name] for name in _SCATTER_OPTIONS}
     scatter: Any = getattr(lax, eqn.primitive.name.replace("-", "_"))
@@ -241,7 +244,7 @@ def exponent(eqn: JaxprEqn) -> int | None:
 
 
 def derivative_exponents(eqn: JaxprEqn) -> dict[int, float]:
-    """Returns the exponent of each operand in the derivative with respect to it: `DERIVATIVES`."""
+    """Returns the exponent of each operand in the derivative by that operand; see `DERIVATIVES`."""
     n = exponent(eqn) or 1
     return {i: power(n) for i, power in DERIVATIVES.get(eqn.primitive.name, {}).items()}
 

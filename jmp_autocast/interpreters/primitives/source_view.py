@@ -20,7 +20,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _transpose(cotangent: Any, full: Any, low: Any) -> list[Any]:
-    # Only `jax.linear_transpose` transposes the view itself. The 16-bit copy has no derivative.
+    # Only `jax.linear_transpose` transposes the view itself. The cotangent goes to the source
+    # alone, because the 16-bit copy has no derivative.
     if registration.is_zero(cotangent) or not registration.is_undefined_primal(full):
         return [None, None]
     return [lax.convert_element_type(cotangent, full.aval.dtype), None]
@@ -30,8 +31,8 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return source_view_p.bind(*registration.all_at_front(operands, dims)), 0
 
 
-# Each consumer of a parameter has a view of its own. A primitive is faster to trace than a
-# `custom_jvp`: it is one equation, and lowers to nothing.
+# A program has many views, one for each consumer of a parameter. So a view is a primitive, which is
+# faster to trace than a `custom_jvp`: it is one equation, and lowers to nothing.
 source_view_p: Any = registration.define_primitive(
     "source_view",
     value=lambda full, low: low,

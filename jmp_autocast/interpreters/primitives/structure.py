@@ -2,8 +2,8 @@
 
 Planning, rewriting, `explain`, residual counts, `check_numerics`, `compare`, `tune` and the
 benchmarks all read these descriptions. Only this module knows how JAX stores jaxprs in parameters.
-To add a higher-order primitive, describe it here. It also needs a rewriting rule in
-`interpreters/rewrite/structural.py`, unless the rule for described primitives fits.
+To add a higher-order primitive, describe it here. If its description has no ``rebind``, the
+primitive also needs a rewriting rule in `interpreters/rewrite/structural.py`.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Body:
         """The inputs that differ between iterations and are not slices."""
         if self.carries or None not in self.results:
             return frozenset(i for i, _ in self.carries)
-        return frozenset(range(self.fixed, len(self.operands)))  # the predicate of a loop
+        return frozenset(range(self.fixed, len(self.operands)))  # for a loop's predicate
 
 
 class Copy(NamedTuple):
@@ -94,8 +94,8 @@ class Structure:
             operands, a jaxpr for each body, and the copies that each jaxpr takes. None for a
             primitive that cannot be bound with other jaxprs.
         is_call: Whether its results are the results of its one body on its operands.
-        isolates: Whether casts are the only copies of sources that enter its body, because the body
-            has a trace or shards of its own.
+        isolates: Whether casts are the only copies of sources that may enter its body. This holds
+            for a body with a trace or shards of its own.
         has_rule: Whether it has a derivative rule of the user.
         runs_again: Whether a backward pass runs its body again: a checkpoint.
     """
@@ -115,7 +115,7 @@ _ORDINARY = Structure(lambda eqn: ())
 
 
 def bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
-    """Returns the bodies of an equation, in the order of its plan; () for an ordinary equation.
+    """Returns the bodies of an equation, in the order of `EquationPlan.inner`; () if it has none.
 
     The scalar jaxprs of scatters and reductions are not bodies: they select an operation, like an
     enum.
@@ -174,7 +174,7 @@ def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
 
 
 def isolates(eqn: JaxprEqn) -> bool:
-    """Returns whether casts are the only copies of sources that enter the body of an equation."""
+    """Returns whether casts are the only copies of sources that may enter an equation's body."""
     return _structure_of(eqn).isolates
 
 
@@ -238,8 +238,9 @@ STRUCTURES.update(
 )
 _CHECKPOINT = dataclasses.replace(_CALL, runs_again=True)
 STRUCTURES.update(dict.fromkeys(("remat2", "checkpoint"), _CHECKPOINT))
-# The forward rule of a `custom_vjp` with `optimize_remat`. JAX can also run the equation without
-# its residuals, so it is never bound with another jaxpr but inlined.
+# `remat_opt` is the forward rule of a `custom_vjp` with `optimize_remat`. It is inlined, and never
+# bound with another jaxpr, because JAX can also run the function of the equation without residuals,
+# and another jaxpr would not change that function.
 STRUCTURES["remat_opt"] = dataclasses.replace(_CHECKPOINT, rebind=None)
 STRUCTURES["custom_jvp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
 STRUCTURES["custom_vjp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)

@@ -1,6 +1,7 @@
 """The traits of each primitive for planning, besides its cast policy: one row per primitive.
 
-A second table, `BACKWARD`, holds the operands of its derivative, for `interpreters/keep`.
+A second table, `BACKWARD`, shows which operands the derivative of each primitive reads, for
+`interpreters/keep`.
 
 A new primitive gets a row in both tables and a policy in `policies/tables.py`; a test fails without
 them. A trait describes the effect of a primitive on values, and `interpreters/plan` decides by it.
@@ -8,7 +9,7 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | trait | meaning: the primitive ... |
 |---|---|
 | moves | rearranges, replicates or selects elements of operand 0, and is linear in it |
-| affine | maps integers to integers, up to a scale: positions stay positions |
+| affine | maps integers to integers, up to a scale: the result of positions is positions |
 | rounds | commutes with rounding: rounded operands give the rounded result |
 | clears | as `rounds`, and its transpose adds nothing up: 16-bit cotangents stay exact |
 | feeds | is cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 consumer |
@@ -20,7 +21,7 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | repeats | returns elements of operand 0, and its transpose may add up their cotangents |
 | damps | has a slope of at most 1/4: a rounding error of its operand does not add up in a loop |
 | saturates | flattens towards a limit: 16 bits round to the limit, float32 does not |
-| log0, div1 | is infinite or very steep near some values of operand 0, or 1: it needs its digits |
+| log0, div1 | needs all digits of operand 0, or 1: it is infinite or very steep near some values |
 | redispatch | has its update computation as a parameter of fixed dtype: it is emitted anew |
 | first | has the values of operand 0; other operands are indices, padding or a copy of it |
 | whole | returns each element of operand 0: the largest element is the same |
@@ -49,7 +50,7 @@ _NAMES = frozenset(
     """.split()
 )
 
-# Moving the elements of one operand commutes with rounding, and positions stay positions.
+# A move of the elements of one operand commutes with rounding, and maps positions to positions.
 _MOVING = "moves affine rounds"
 
 _ROWS: dict[str, str] = {
@@ -136,8 +137,8 @@ FOLDS: Mapping[str, Callable[..., Any]] = MappingProxyType(
         "log": np.log,
     }
 )
-"""The function of a primitive for operands that are each filled with one known value: it gives the
-value of the result.
+"""For each primitive, the function that computes the value of the result if each operand is filled
+with one known value.
 """
 
 DERIVATIVES: Mapping[str, Mapping[int, Callable[[int], float]]] = MappingProxyType(
@@ -246,7 +247,8 @@ _BACKWARD_ROWS: dict[str, str] = {
     "iota": "cheap flat",
     "argmax argmin reduce_and reduce_or": "cheap flat reduces",
     "dot_general conv_general_dilated ragged_dot_general accumulate": "contracts bilinear",
-    # These are not cheap, because operands are large or on other devices. Derivatives read indices.
+    # These primitives are not cheap, because their operands are large or on other devices. Their
+    # derivatives read no float operand, but may read indices.
     """gather pick dynamic_slice dynamic_update_slice scatter-add scatter-sub cumsum fft
     reduce_window_sum name optimization_barrier device_put with_memory_space_constraint reshard
     relayout layout_constraint pvary pbroadcast pbroadcast_dynamic reduced_vary_cast

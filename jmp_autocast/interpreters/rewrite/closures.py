@@ -1,4 +1,4 @@
-"""Replaces tracers that a user's derivative rule closes over by values of the rewritten program.
+"""Replaces the tracers in a user's derivative rule by values of the rewritten program.
 
 A rule of a custom function is a Python function, which JAX calls when it differentiates or batches.
 Without `autocast` and `jit`, the rule may close over any value of the enclosing function, as
@@ -55,7 +55,7 @@ class ClosedOver:
         body = body_of(jaxpr)
         made = (v for eqn in body.eqns for v in eqn.outvars)
         self._variables |= found.intersection((*body.constvars, *body.invars, *made))
-        # A rule may also hold tracers of other programs, whose traces have not ended.
+        # Skips rules that hold only tracers of other programs, whose traces have not ended.
         here = [eqn for eqn, variables in held if not variables.isdisjoint(self._variables)]
         self._equations.update((id(eqn), eqn) for eqn in here)
         return bool(here)
@@ -66,7 +66,7 @@ class ClosedOver:
         held: list[tuple[Any, set[Any]]],
         seen: dict[int, tuple[AnyJaxpr, set[Any]]],
     ) -> set[Any]:
-        """Returns the variables that rules in a jaxpr hold; `held` gets those of each equation.
+        """Returns the variables that rules in a jaxpr hold; `held` gets each equation with its own.
 
         A jaxpr that several equations call is searched once. Otherwise, the time would grow
         exponentially if each jitted function calls another one twice.
@@ -122,8 +122,8 @@ class ClosedOver:
 
     def _value(self, const: Any) -> Any:
         kept = self._values.get(traced_variable(const))
-        # A new `Value`, because copies that are made in the trace of a rule must not outlive that
-        # trace.
+        # The `Value` is new, because copies that are made in the trace of a rule must not outlive
+        # that trace.
         return const if kept is None else Value(kept.array, kept.source).read(const.dtype)
 
     def arrays(self) -> list[Any]:

@@ -1,8 +1,8 @@
 """Rebuilds custom derivative and batching rules, with the user's rule rewritten.
 
-JAX's public transforms differentiate (or batch) the original primitive in the declared dtypes,
-which runs the user's rule. The resulting jaxpr is planned and rewritten like any other. So this
-module does not depend on how JAX stores rules.
+JAX's public transforms differentiate (or batch) the original primitive in the declared dtypes, and
+so run the user's rule. The resulting jaxpr is planned and rewritten like any other. So this module
+does not depend on how JAX stores rules.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ from .values import as_array, read
 
 mark_frames(__file__)
 
-# Residuals are stored, and products of the backward pass consume most of them.
+# Residuals are requested as operands of products, because they are stored, and products of the
+# backward pass consume most of them.
 _LEADS = int(Need.LEADS)
 
 
 def _primal(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable[..., Any]:
-    """Returns the rewritten function, of which JAX makes a jaxpr when it needs one."""
+    """Returns the rewritten function without its rule; JAX traces it only when needed."""
     inner, closed = plan.inner[0], called(eqn)
     check_immutable(closed, _declared_avals(eqn.invars))
 
@@ -86,7 +87,7 @@ def _emitted(
     # equation with a ref as an operand, because JAX does not inline a function of a ref.
     is_alone = bool(eqn.effects) or any(is_ref(v.aval) for v in eqn.invars)
     is_alone = is_alone or rewriter.looks_at(eqn) or not inner.equations
-    # Outside of `jit`, JAX would compile the shared function at each call of `autocast`.
+    # Outside of `jit`, no function is shared: JAX would compile it at each call of `autocast`.
     is_shared = not (is_alone or all(map(is_computed_now, xs)))
     is_original = plan.unchanged and not rewriter.looks_at(eqn)
     if is_original and not is_shared:
@@ -169,8 +170,9 @@ def _rebuilt_custom_vjp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -
             out, vjp = jax.vjp(of_positions(original, ys, moving), *(ys[i] for i in moving))
             residuals, box["tree"] = jax.tree_util.tree_flatten(vjp)
             box["avals"] = [jax.typeof(r) for r in residuals]
-            # A trace cannot return a ref. A residual that is a ref is also an operand: a rule that
-            # takes gradients or statistics out of the backward pass passes its ref on.
+            # A trace cannot return a ref. If a residual is a ref, it is also an operand, which a
+            # rule passes on to take gradients or statistics out of the backward pass. `refs` holds
+            # the position of that operand.
             box["refs"] = {
                 k: next(i for i, y in enumerate(ys) if y is r)
                 for k, r in enumerate(residuals)

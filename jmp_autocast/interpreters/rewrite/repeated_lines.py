@@ -1,4 +1,4 @@
-"""Emits lines of the user's program that recur with equal plans by one jaxpr each.
+"""Emits each line of the user's program that recurs with equal plans by one shared jaxpr.
 
 In a model of twelve layers without a loop, each line of a layer recurs twelve times. Its equations
 are emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes
@@ -90,7 +90,9 @@ Steps = Sequence[EquationPlan | Line]
 def repeated_lines(
     plan: Plan, often: frozenset[Any], rule_of: Callable[[JaxprEqn], Hashable]
 ) -> tuple[Any, Steps]:
-    """Returns the jaxpr with one equation for each occurrence of a line that recurs, and its steps.
+    """Returns the jaxpr with one equation for each occurrence of a line that recurs.
+
+    The second result holds, for each of its equations, the plan or the line.
 
     Args:
         plan: The plan of the jaxpr.
@@ -103,7 +105,7 @@ def repeated_lines(
     if len(of_plans) > 0.75 * len(plans):
         return plan.jaxpr, plans
     of_plans = {i: _plan_key(*of, rule_of) for i, of in of_plans.items()}
-    # Numbers in place of keys, because each line hashes the keys of all its equations.
+    # Numbers replace the keys of equations, because each line hashes the keys of its equations.
     numbers = {key: n for n, key in enumerate(of_plans.values()) if key is not None}
     of_plans = {i: numbers.get(key) for i, key in of_plans.items()}
     found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
@@ -130,8 +132,8 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
     last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
-    # `moved` has the first move of each variable. A copy of the moved value is made from the
-    # variable, at any later use.
+    # `moved` holds the index of the first move of each variable. A copy of the moved value is made
+    # from a copy of the variable, at the first use of the copy, which may be after the line.
     moved: dict[Any, int] = {}
     places: dict[Any, str] = {}
     of: list[str | None] = []
@@ -144,7 +146,8 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
             moved.update((v, i) for v in variables_in(eqn.invars) if v not in moved)
 
     def without_moves(start: int, stop: int) -> Iterator[tuple[int, int]]:
-        # Leaves out moves whose results are used after the line, where their copies are made.
+        # Leaves out moves whose results are used after the line, because the copies of the results
+        # are made at these later uses.
         for i in range(start, stop + 1):
             is_move = i < stop and isinstance(plans[i].action, Move)
             if i == stop or (is_move and any(last.get(v, -1) >= stop for v in eqns[i].outvars)):
@@ -286,7 +289,7 @@ class _Traced(NamedTuple):
 
     Args:
         call: Binds the jaxpr's equations and returns its arrays.
-        results: The results, with positions among these arrays in place of arrays.
+        results: The results, each with its position among the arrays in place of its array.
         copies: Triples (operand, key, position) of the copies of operands that the jaxpr makes.
     """
 
@@ -313,8 +316,8 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
         is_known = is_cast and not isinstance(value.array, Tracer)
         if is_known or value.tag is not None or (value.move and i in line.by_copies):
             return run(line, operands)
-    # A moved source makes its copies outside of the line. Casts up to the last of these copies are
-    # made here, too, so that all casts stay in order.
+    # The copies of moved sources are made here, outside of the line. The casts of all operands up
+    # to the last such copy are made here, too, so that the casts keep their order.
     moved = [n for n, (i, _) in enumerate(line.casts, 1) if operands[i].move]
     for i, dtype in line.casts[: max(moved, default=0)]:
         operands[i].copy(dtype)

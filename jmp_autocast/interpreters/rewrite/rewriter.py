@@ -108,7 +108,8 @@ class Rewriter(KeepsValues):
     label: Callable[[EquationPlan], str] | None = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
-    # The ids of plans that only one equation has: a cache of its derivative would save nothing.
+    # The ids of the plans that only one equation has. A cache of the derivative of such an equation
+    # would save nothing.
     once: set[int] = dataclasses.field(default_factory=set, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
@@ -222,8 +223,8 @@ class Rewriter(KeepsValues):
         Returns:
             Its results.
         """
-        # The first three actions return values, each with a copy or a function that makes copies.
-        # The other actions return arrays.
+        # The first three cases return values, each with a copy or a function that makes copies. All
+        # other actions return arrays.
         match plan.action:
             case Move():
                 return moved(eqn, plan, operands)
@@ -280,14 +281,14 @@ class Rewriter(KeepsValues):
 
     def _bound(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> Sequence[Any]:
         """Binds an equation's primitive, after it broadcasts the operands that the plan names."""
-        # Other actions (`Keep`, unchanged bodies) bind the equation with its own parameters.
+        # Actions other than `Bind` (`Keep`, unchanged bodies) change no parameters of the equation.
         action = plan.action if isinstance(plan.action, Bind) else Bind()
         arrays = [
             x.copy(dtype or x.array.dtype) if i in action.replicates else x.read(dtype)
             for i, (x, dtype) in enumerate(zip(operands, plan.operands, strict=True))
         ]
-        # These 16-bit operands are broadcast here, because the transpose of the broadcast that JAX
-        # would insert adds up in 16 bits.
+        # The 16-bit operands that the plan names are broadcast here. Otherwise, JAX would insert a
+        # broadcast whose transpose adds up in 16 bits.
         for i in action.replicates:
             if "axes" in eqn.params:  # the ties of a maximum are counted in float32
                 full = replication(eqn, arrays)(operands[i].read(FLOAT32))
@@ -303,8 +304,8 @@ class Rewriter(KeepsValues):
             # the program itself declares in bfloat16 stay as they are.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
-        # A cached function would need hashes of all parameters, and would lose the order of
-        # effects.
+        # An equation with effects is bound without a cache, which would need hashes of all
+        # parameters and lose the order of effects.
         is_plain = eqn.effects or id(plan) in self.once
         out = (bind if is_plain else bind_cached)(eqn.primitive, arrays, params)
         return out if eqn.primitive.multiple_results else [out]
@@ -439,8 +440,8 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
         if eqn.primitive.name in _MAKES_NO_NAN:
             contexts.enter_context(without_nan_checks())
         if not bodies(eqn):
-            # With `jit`, a batching rule's broadcast of a NaN constant is part of the same
-            # operation, and is not checked by itself.
+            # `jit` is enabled here. Then the broadcast of a NaN constant in a batching rule is part
+            # of the equation's operation, and is not checked by itself.
             contexts.enter_context(jax.disable_jit(False))
         yield
 
@@ -451,7 +452,7 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
 def _stored(
     eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], keys: Sequence[CopyKey]
 ) -> Value:
-    """Binds an equation to a stored encoding, and keeps the encoding as copies of the result."""
+    """Binds an equation to the arrays of a stored encoding, which become copies of its result."""
     arrays = [value.array for value in operands]
     made = Value.of(bind(eqn.primitive, arrays, eqn.params), plan.results[0])
     made.copies |= dict(zip(keys, arrays, strict=True))

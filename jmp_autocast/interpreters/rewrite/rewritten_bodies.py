@@ -22,7 +22,7 @@ from ..compat.keyed import Keyed
 from ..plan.data import EquationPlan, Plan
 from ..primitives.structure import STRUCTURES, Body, bodies, innermost_first, runs_again
 
-# Calls are nested less deeply in any model. Python's limit of 1,000 frames is 50 levels.
+# No known model nests calls this deeply. At 50 levels, Python's limit of 1,000 frames is reached.
 _DEEP = 16
 
 
@@ -81,7 +81,7 @@ def make_innermost_first(rewriter: Any, plan: Plan) -> None:
 
 def _question(rewriter: Any, plan: Plan, body: Body, copies: Copies, of_planner: Hashable) -> Keyed:
     """Returns a function that rewrites a body, keyed by everything that its result depends on."""
-    at, closed = body.takes_copies_at, body.jaxpr  # alive while its id is in a key
+    at, closed = body.takes_copies_at, body.jaxpr  # the jaxpr lives while its id is in a key
     asked = id(closed), plan.inputs, plan.requests, plan.path, copies, at
     # The function makes a new rewriter, because the current one would keep its program alive.
     like, anew = type(rewriter), rewriter.planner.anew

@@ -68,7 +68,7 @@ class Value:
         return cls(array, source, known=known, const_range=const_range, tag=state.tag)
 
     def is_read_often(self) -> None:
-        """Marks a computed value as a source, so that each 16-bit read of it returns a view."""
+        """Marks a computed value as a source, so that each 16-bit read of it is a `source_view`."""
         self.source = True
         self.meets_in_float32 = self.array.dtype.itemsize < FLOAT32.itemsize
 
@@ -84,20 +84,19 @@ class Value:
         return source_view(self.array, low) if self.source and is_rounded else low
 
     def replicated(self, copy: Any, broadcast: Callable[[Any], Any], is_bias: bool) -> Any:
-        """Returns the value's copy in a compute dtype, broadcast, with a float32 derivative.
+        """Broadcasts the value's copy in a compute dtype, with a derivative in float32.
 
         The transpose of a broadcast is a sum. Over 4,096 pixels, a sum of 16-bit cotangents stops
         growing at 256.
         """
-        # Only the transpose of the float32 broadcast needs it: XLA removes it from the forward
-        # pass.
+        # The float32 broadcast exists for its transpose only: XLA removes it from the forward pass.
         low = broadcast(copy)
-        # A bias is cast to 16 bits and back, so that the transpose rounds its gradient.
+        # A bias is read through its 16-bit copy, so that the transpose rounds the bias's gradient.
         full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
-        """Returns the value in a dtype, and the source that it is a copy of, or None.
+        """Returns the value in a dtype, and the source if the result is a copy of one, else None.
 
         Unlike the result of `read`, the copy has no gradient. The caller must give the gradient to
         the source, as `accumulating_contraction` does; otherwise the source's gradient is zero.
@@ -126,11 +125,11 @@ class Value:
 
     @contextlib.contextmanager
     def _where_made(self) -> Iterator[None]:
-        """Returns the context of copies, which are made at trace time for a concrete source.
+        """Returns the context in which copies are made: at trace time, if the source is concrete.
 
-        The mesh is the value's own, which is empty for an array from outside of meshes. The first
-        consumer may be under another mesh: `x.at[i].get(out_sharding=...)` of an explicitly sharded
-        array runs under automatic axes.
+        The mesh of the context is that of the value, which is empty for an array from outside of
+        meshes. The first consumer may be under another mesh: `x.at[i].get(out_sharding=...)` of an
+        explicitly sharded array runs under automatic axes.
         """
         mesh = jax.typeof(self.array).sharding.mesh
         with contextlib.ExitStack() as contexts:
@@ -179,7 +178,7 @@ def read(plan: EquationPlan, operands: list[Any]) -> list[Any]:
 def as_array(x: Any, aval: Any) -> Any:
     """Returns a primal, tangent or cotangent of a derivative rule as an array of a type.
 
-    JAX accepts Python numbers for these and passes them on: ``vjp(1.0)``.
+    JAX accepts Python numbers in place of such arrays and passes them on, as in ``vjp(1.0)``.
     """
     return np.asarray(x, aval.dtype) if isinstance(x, bool | int | float | complex) else x
 
@@ -194,13 +193,14 @@ def replication(eqn: JaxprEqn, arrays: Sequence[Any]) -> Callable[[Any], Any]:
     if eqn.primitive.name in REPEATS:
         return lambda x: bind_cached(eqn.primitive, [x, *arrays[1:]], eqn.params)
     aval = aval_of(eqn.outvars[0])
-    # The spec of an aval names only explicit mesh axes. If there are none, JAX decides.
+    # The spec of an aval names only explicit mesh axes. If there are none, JAX decides the
+    # sharding.
     return _broadcast_to(aval.shape, aval.sharding if any(aval.sharding.spec) else None)
 
 
 @functools.lru_cache(maxsize=4096)
 def _broadcast_to(shape: tuple[int, ...], sharding: Any) -> Callable[[Any], Any]:
-    """Returns a function that broadcasts to a shape, one per shape: JAX caches its derivative."""
+    """Returns the one function that broadcasts to a shape, so that JAX caches its derivative."""
 
     def broadcast(x: Any) -> Any:
         dims = tuple(range(x.ndim)) if x.ndim == len(shape) else ()
