@@ -28,7 +28,7 @@ ROWS = {
 }
 MEMBER = (
     "    BEYOND_SUMS = enum.auto()\n",
-    "        BEYOND_SUMS: Anything",
+    "        BEYOND_SUMS: Any",
     "    INVENTED = enum.auto()\n",
     "        INVENTED: An invention.\n",
 )
