@@ -264,7 +264,7 @@ class CompiledReport(Exported):
         return {name: (total,) for name, total in totals.items()}
 
     def _layers(self) -> dict[str, tuple[int, ...]]:
-        """Returns the cycles of each scope, in total and by kind; numbers in scopes become ``*``."""
+        """Returns the cycles of each scope, in total and by kind; numbers in names become ``*``."""
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         for scope, cycles in self.cycles_by_scope().items():
             counts[_without_numbers(scope) or "(no scope)"].update(cycles)

@@ -94,7 +94,7 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
     """
     check_function(fn, "check_numerics", "Pass the function itself, and call the result.")
     check_choice("mode", mode, get_args(Mode))
-    # The object holds the traces of the function, and is freed with the function.
+    # The `_Checked` object holds the traces of `fn`, and is freed with the returned function.
     checked = _Checked(fn, mode)
     # Returns a function, not the `_Checked` object, so that a class may use it as a method.
     return functools.wraps(fn, updated=())(lambda *args, **kwargs: checked(args, kwargs))

@@ -130,7 +130,8 @@ def compare(
         programs = Program(), Program(planned.plan, Rewriter(planned.planner))
         return Evaluator(ErrorProbe()).start(closed, programs, arrays)
 
-    # On one device each kind of equation is compiled once, in place of the whole program.
+    # On one device each equation is compiled by itself, and equal equations once. On several
+    # devices the program is compiled as a whole.
     evaluated = (run if is_on_one_device(closed, arrays) else jax.jit(run))(*arrays)
     outputs = {
         i: distance_and_norms(*each)[0]

@@ -129,7 +129,7 @@ def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
         signs.append(int(is_product) or _sign(name, made, given))
         comes.append(False)
         if (is_product or is_made) and any([r.dtype for r in results]):
-            for i in around:  # an enclosing loop or branch depends on it, too
+            for i in around:  # the equations around this one depend on the product, too
                 comes[i] = True
         because = ""
         if name in ("sub", "add", "add_any") and all(made):

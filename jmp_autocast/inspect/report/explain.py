@@ -108,7 +108,7 @@ def explain(
 
 
 def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptBytes]:
-    """Returns a planned program's residuals and totals; ``unmatched_scopes`` is left empty."""
+    """Returns a planned program's totals and residuals; ``unmatched_scopes`` is left empty."""
     plan, shapes = planned.plan, planned.call.shapes
     rewritten = compat.fresh_make_jaxpr(planned.rewritten, *shapes)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
@@ -219,7 +219,7 @@ def _with_reason(row: Row, visit: Visit, sources: Mapping[str, ValueState]) -> R
     names = (n for n, mark in marks if mark != GOVERNED and not mark.startswith(BECAUSE))
     known = [sources[path].source if path else None for path in row.operand_inputs]
     code, cause = row.reason, _CAUSES[any(mark == GOVERNED for _, mark in marks)]
-    if because:  # the last is the equation's own: a call around it has a reason, too
+    if because:  # the last reason is the equation's own: a call around has one
         code, _, cause = because[-1].partition(" ")
     return dataclasses.replace(
         row,

@@ -99,8 +99,8 @@ def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
 
 def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -> list[list[Any]]:
     """Returns the float results of a function for each batch, with gradients as in `arrays_of`."""
-    # The function is compiled, as users run it, but XLA must not remove a rounding: the value would
-    # not overflow here, but on a device that computes in 16 bits.
+    # The function is compiled, as users run it, but XLA must not remove a rounding: this would
+    # hide a value that overflows on a device that computes in 16 bits.
     run = jax.jit(arrays_of(fn, argnums), static_argnums=0, compiler_options=EVERY_ROUNDING)
     results = [run(batch.signature, *batch.arrays) for batch in batches]
     return [[x for x in each if jnp.issubdtype(x.dtype, jnp.inexact)] for each in results]
