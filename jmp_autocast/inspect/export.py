@@ -167,7 +167,7 @@ def table(
         ['  FLOPs  primitive', '      9  exp', '... and 1 more']
     """
     formats = list(columns.values())
-    titles = [re.sub(r"\.\d+\w", "", spec) for spec in formats]  # a title is text
+    titles = [re.sub(r"\.\d+\w", "", spec) for spec in formats]  # a title is plain text
     lines = [_line(columns, titles), *(_line(cells(item), formats) for item in items[:shown])]
     return lines + rest(items, shown, more)
 
@@ -181,7 +181,7 @@ def rest(items: Sequence[Any], shown: int | None, more: str = "more") -> list[st
 def _line(cells: Sequence[Any] | Mapping[str, str], formats: Sequence[str]) -> str:
     text, before = "", formats[0]
     for cell, spec in zip(cells, formats, strict=True):
-        if text:  # one space after a right-aligned number is hard to see
+        if text:  # two spaces after a right-aligned number: one is hard to see
             text += "  " if before.startswith(">") and not spec.startswith(">") else " "
         is_text = isinstance(cell, str) and spec.isdigit()
         text += format(cut(cell, int(spec)) if is_text else cell, spec)

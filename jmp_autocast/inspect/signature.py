@@ -55,7 +55,8 @@ class Signature:
         return has_hash((self.tree, self.key))
 
     def __hash__(self) -> int:
-        # The hash leaves out the leaves and the tree: either may hold an object without a hash.
+        # The tree and the values of the leaves are no part of the hash: they may hold objects
+        # without a hash.
         return hash((self.tree.num_leaves, *((i, type(x)) for i, x in self.static.items())))
 
 

@@ -22,7 +22,7 @@ Program = Callable[..., Any] | jax.stages.Lowered | jax.stages.Compiled | str
 
 _COMPILED = (str, jax.stages.Lowered, jax.stages.Compiled)
 
-# Text that only one platform's compiler writes. The first match decides.
+# Each pattern matches text that only one platform's compiler writes. The first match decides.
 _PLATFORMS = (
     ("tpu", re.compile(r"\{[\d,]*:T\(|tpu_custom_call")),
     ("gpu", re.compile(r"__cu(?:blas|dnn)\$|__triton|__gpu\$|operation_queue_id|gpu_version")),
@@ -83,7 +83,7 @@ _Compiled: TypeAlias = tuple[str, str, int | None]
 
 
 def _compiled(program: Any, args: tuple[Any, ...], kwargs: dict[str, Any], by: str) -> _Compiled:
-    """Compiles a program if it is not compiled yet; error messages begin with ``by``."""
+    """Compiles a program if it is not compiled yet; ``by`` is the caller's name for messages."""
     if isinstance(program, _COMPILED):
         if args or kwargs:
             takes = f"{by} takes arguments for a function alone"
@@ -129,8 +129,8 @@ def platform_of(text: str) -> str:
 
 def _report(text: str, platform: str, temporary: int | None) -> CompiledReport:
     module = parse(text)
-    # Of a conditional only the branch with the most cycles counts; without cycles, the branch with
-    # the most bytes of results.
+    # Only one branch of a conditional counts: the branch with the most cycles or, on devices
+    # without cycles, the branch with the most bytes of results.
     found = list(runs(module, lambda run: cycles_of(run) or run.times * run.instruction.nbytes))
     kernels = [run for run in found if run.is_kernel]
     collectives = collections.Counter[str]()

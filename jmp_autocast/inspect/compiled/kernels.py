@@ -45,7 +45,10 @@ def kernel_of(run: Run, module: Module) -> CompiledKernel:
 
 
 def _moved_bytes(run: Run) -> int:
-    """Returns the bytes that a cast or copy loads and stores, of a tuple only the first array."""
+    """Returns the bytes that a cast or copy loads and stores.
+
+    If the result is a tuple, only its first array counts.
+    """
     operands = [run.within[name] for name in run.instruction.operands if name in run.within]
     return sum(each.nbytes for each in operands) + run.instruction.shapes[0].nbytes
 

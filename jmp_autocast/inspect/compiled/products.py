@@ -110,11 +110,11 @@ def _numbers(text: str) -> list[int]:
 
 
 def _convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
-    """Returns the FLOPs of a convolution, without multiplications by padding.
+    """Returns the FLOPs of a convolution; multiplications by padding do not count.
 
-    The TPU compiler writes every dot as a convolution. A batch dimension becomes a spatial one
-    whose padding and dilation select one element: with padding, a batched dot of 12 heads would
-    count 12 times.
+    The TPU compiler writes every dot as a convolution. It turns a batch dimension into a spatial
+    dimension, whose padding and dilation select one element. If padding counted, a batched dot of
+    12 heads would have 12 times its FLOPs.
     """
     labels = instruction.attribute("dim_labels")
     lhs_labels, rhs_labels, result_labels = re.split("_|->", labels or "bf_io->bf")
@@ -149,7 +149,7 @@ def _window(attributes: str, rank: int) -> list[tuple[int, ...]]:
 
 
 def _cudnn_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result: Shape) -> int:
-    """Returns the FLOPs of a cuDNN convolution, or of a gradient of one, which has as many."""
+    """Returns the FLOPs of a cuDNN convolution, or of its gradient, which has as many FLOPs."""
     # The operands are (input, kernel), (output gradient, kernel) or (input, output gradient).
     # dim_labels are always those of the forward convolution: input_kernel->output.
     output_labels = (instruction.attribute("dim_labels") or "").partition("->")[2]

@@ -102,8 +102,8 @@ class CompiledReport(Exported):
         products: The matmuls and convolutions, including those inside fusions, in program order.
         kernels: The kernels, in program order.
         collectives: How often each collective runs, by name and dtype: ``"all-gather bfloat16"``.
-        calls: The targets of custom calls whose inside the text does not show, in text order. If
-            they run matmuls, the FLOPs are not counted.
+        calls: The targets of custom calls whose operations the text does not show, in text order.
+            If they run matmuls, the FLOPs are not counted.
         loops_of_unknown_length: The number of loops of unknown length: their bodies count once.
         temporary: The bytes of XLA's temporary buffers; None if the program was given as text.
         unread: The lines of the text that could not be parsed; no other number includes them.
@@ -264,7 +264,7 @@ class CompiledReport(Exported):
         return {name: (total,) for name, total in totals.items()}
 
     def _layers(self) -> dict[str, tuple[int, ...]]:
-        """Returns total cycles and cycles by kind of each scope; equal layers are one scope."""
+        """Returns the cycles of each scope, in total and by kind; numbers in names become ``*``."""
         counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
         for scope, cycles in self.cycles_by_scope().items():
             counts[_without_numbers(scope) or "(no scope)"].update(cycles)
@@ -330,7 +330,11 @@ def _beside(
     name_title: str,
     width: int,
 ) -> list[str]:
-    """Returns a table of numbers by name; with ``other``, also its first number and the ratio."""
+    """Returns a table with a row of numbers for each name.
+
+    With ``other``, each row ends with the first number that ``other`` has for the name, and with
+    the ratio of ``own``'s first number to it.
+    """
     none = (None,) * len(titles)
     columns = dict.fromkeys(titles, f">{width}")
     if other is not None:

@@ -28,7 +28,8 @@ _COLLECTIVES = frozenset(
     """.split()
 )
 _KNOWN_STEPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
-# The iterations beyond the distance from start to limit: `i <= limit` adds one to `i < limit`.
+# A loop runs for the distance from start to limit, plus this number of iterations: `i <= limit`
+# holds once more than `i < limit`.
 _COMPARISONS = {"LT": 0, "LE": 1, "GT": 0, "GE": 1, "NE": 0}
 
 

@@ -30,8 +30,9 @@ class Effect(NamedTuple):
 
     Args:
         change: The change of the loss to first order; without a loss the same as ``spread``.
-        spread: The root of the sum of the squared changes by each element: the expected size of the
-            change if errors are independent. Without a loss it is the relative error.
+        spread: The root of the sum of squares of the changes that the single elements cause. It is
+            the expected size of the change if errors are independent. Without a loss it is the
+            relative error.
         in_range: Whether the dtype can represent the operation's values, and its cotangents.
     """
 
@@ -75,7 +76,8 @@ class Pass:
         found = {}
         for operation, (change, square, lost, off, size) in sums.items():
             if size:
-                # Only underflow or overflow changes a cotangent by half of its size.
+                # Rounding changes cotangents by far less than half of their size. If they change
+                # by more, they underflow or overflow.
                 in_range = not lost and not (self.gradients and off > size / 2)
                 spread = math.sqrt(square)
                 found[operation] = Effect(change if self.has_loss else spread, spread, in_range)

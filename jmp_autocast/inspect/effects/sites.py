@@ -94,7 +94,8 @@ def sites_of(
         live = [reads[k] for k in body.operands]
         while True:
             tree, outputs = sites_of(body.jaxpr, live, wanted, around.within(eqn, body))
-            # A carry that becomes differentiable in one iteration is so in the next.
+            # A carry that becomes differentiable in one iteration is differentiable in the next,
+            # so the body is searched again.
             late = [i for i, k in body.carries if outputs[k] and not live[i]]
             if not late:
                 return tree, outputs

@@ -26,9 +26,10 @@ from ...policies import CONTRACTIONS
 from .sites import Tree
 
 NUMBERS = 5
-"""A site has five numbers: the change of the scalar to first order; the sum of the squared changes
-by each element; the count of elements that are finite only in float32; the sum of the magnitudes of
-the cotangents' rounding errors; the sum of the cotangents' magnitudes."""
+"""A site has five numbers: the change of the scalar to first order; the sum over the elements of
+the squared change that each element causes; the count of elements that are finite only in float32;
+the sum of the magnitudes of the cotangents' rounding errors; the sum of the cotangents' magnitudes.
+"""
 
 
 class Tapped:
@@ -53,7 +54,7 @@ class Tapped:
                 return self._inside(eqn, operands, found)
             if found is not None:
                 return self._site(eqn, operands, found)
-            if eqn.primitive.name == "while":  # JAX cannot differentiate it in reverse
+            if eqn.primitive.name == "while":  # `while` has no reverse-mode derivative
                 operands = [lax.stop_gradient(x) if _is_float(x) else x for x in operands]
             return bound(eqn, operands)
 
@@ -64,7 +65,7 @@ class Tapped:
         floats = [k for k, x in enumerate(results) if _is_float(x)]
         values = [results[k] for k in floats]
         residuals: list[Any] = values
-        if _is_product(eqn):  # its derivative keeps the operands anyway
+        if _is_product(eqn):  # the derivative of a product keeps its operands
             pairs = zip(eqn.invars, operands, strict=True)
             residuals = [x for v, x in pairs if not isinstance(v, Literal)]
         # In a `shard_map` each device computes its own part of the numbers.
@@ -138,7 +139,8 @@ def _tap(eqn: JaxprEqn, dtype: np.dtype) -> Any:
 
     def backward(residuals: Sequence[Any], cotangents: list[Any]) -> tuple[Any, None, Any]:
         # XLA would move computations that do not depend on the cotangent into the forward pass, and
-        # keep their results. For a product in float32, one operand that depends on it is enough.
+        # keep their results. So the operands are made to depend on the cotangent. For a product in
+        # float32, one dependent operand is enough.
         late = _after(_one_of(cotangents[0]), residuals)
         exact, operands = late, late
         if _is_product(eqn):
@@ -181,7 +183,8 @@ def _lowered(
     """Returns the results of an equation in a dtype, given its float32 results.
 
     The operands of a product are rounded, too, and the product accumulates in float32 as matrix
-    units do. The operands of other equations are not rounded: that counts at their producers.
+    units do. The operands of other equations are not rounded here, because this rounding counts as
+    an effect of their producers.
     """
     if _is_product(eqn):
         results = bound(eqn, [_rounded(x, dtype) for x in operands])
@@ -190,7 +193,7 @@ def _lowered(
 
 def _one_of(x: Any) -> Any:
     """Returns a number that depends on an array."""
-    # On an explicit mesh one element of an array has no sharding of its own.
+    # On an explicit mesh an element of an array has no sharding of its own: the maximum is used.
     is_spread = not getattr(jax.typeof(x).sharding, "mesh", jax.sharding.AbstractMesh((), ())).empty
     return jnp.max(x) if is_spread else x[(0,) * x.ndim]
 
@@ -199,7 +202,7 @@ def _after(number: Any, arrays: Sequence[Any]) -> list[Any]:
     """Returns equal arrays that depend on a number, so that XLA computes them after it.
 
     An ``optimization_barrier`` would not do: XLA:CPU drops it early. Without this order, the pass
-    of 12 layers took 3.9 times the memory of a gradient.
+    over a model of 12 layers took 3.9 times the memory of its gradient.
     """
     known = ~jnp.isnan(number)
     return [jnp.where(known, x, jnp.nan) if _is_float(x) else x for x in arrays]

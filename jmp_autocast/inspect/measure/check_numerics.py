@@ -94,7 +94,7 @@ def check_numerics(fn: Callable[..., Any], *, mode: Mode = "raise") -> Callable[
     """
     check_function(fn, "check_numerics", "Pass the function itself, and call the result.")
     check_choice("mode", mode, get_args(Mode))
-    # The object holds the traces of the function, and is freed with the function.
+    # The `_Checked` object holds the traces of `fn`, and is freed with the returned function.
     checked = _Checked(fn, mode)
     # Returns a function, not the `_Checked` object, so that a class may use it as a method.
     return functools.wraps(fn, updated=())(lambda *args, **kwargs: checked(args, kwargs))
@@ -133,14 +133,15 @@ class _Checked:
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
-            # `fn` is a key of JAX's cache of traces. A function that `opened` creates equals that
-            # of the next call. The user's own may have no hash, so None replaces it.
+            # `fn` is part of a key in JAX's cache of traces. If `opened` creates a function, it
+            # equals the function that `opened` creates in the next call. The user's own function
+            # may have no hash, so None takes its place in the key.
             fn = None if call.fn is self._fn else call.fn
             traced = self._traced(fn, *split((call.args, call.kwargs)))
             (outputs, report), unflatten = traced.arrays, traced.static
             if self._mode == "raise":
                 if any(isinstance(x, compat.Tracer) for x in jax.tree.leaves(report)):
-                    jax.debug.callback(_raise, report)  # known when the outer jit runs
+                    jax.debug.callback(_raise, report)  # counts are known when the outer jit runs
                 else:
                     _raise(report, call.args, call.kwargs)
             result = call.finish(unflatten(outputs))
@@ -169,7 +170,8 @@ class _Checked:
     def _declare(self, fn: Any, signature: Signature, *arrays: Any) -> Traced:
         """Traces the function without running it; the cache of `jax.jit` keeps the trace."""
         call, closed = self._program(fn, signature, arrays)
-        # JAX would reuse the trace in another outer trace, where these tracers are not valid.
+        # A trace that closes over tracers must not be cached: JAX would reuse it in another outer
+        # trace, in which these tracers are not valid.
         if any(isinstance(x, compat.Tracer) for x in compat.consts_of(closed)):
             raise _ClosesOverTracersError
         return Traced((), _Declared(closed, call.unflatten))
@@ -180,8 +182,8 @@ class _Checked:
         return call, compat.fresh_make_jaxpr(call.traceable, *arrays)
 
     def _run(self, declared: _Declared, *arrays: Any) -> Traced:
-        # An error message has only the numbers of NaNs and infinities. XLA compiles these in half
-        # the time of all counts.
+        # In mode "raise" only NaNs and infinities are counted, because its error message needs no
+        # other counts, and XLA compiles these two in half the time of all counts.
         probe = NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise")
         evaluated = Evaluator(probe).start(declared.closed, [Program()], arrays)
         pairs = zip(evaluated.outputs, compat.body_of(declared.closed).outvars, strict=True)
@@ -194,8 +196,9 @@ class _Checked:
         return Traced((outputs, report), declared.unflatten)
 
     def _undifferentiated(self, arrays: Sequence[Any]) -> list[Any]:
-        """Returns equal arrays whose differentiation raises: custom derivative rules do not run.
+        """Returns equal arrays that raise an error if they are differentiated.
 
+        A derivative would be wrong: the check does not run custom derivative rules of the program.
         Refs are returned as they are: JAX does not allow them in a function with a derivative rule.
         """
 

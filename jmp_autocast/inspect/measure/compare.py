@@ -130,7 +130,8 @@ def compare(
         programs = Program(), Program(planned.plan, Rewriter(planned.planner))
         return Evaluator(ErrorProbe()).start(closed, programs, arrays)
 
-    # On one device each kind of equation is compiled once, in place of the whole program.
+    # On one device each equation is compiled by itself, and equal equations once. On several
+    # devices the program is compiled as a whole.
     evaluated = (run if is_on_one_device(closed, arrays) else jax.jit(run))(*arrays)
     outputs = {
         i: distance_and_norms(*each)[0]
@@ -152,8 +153,8 @@ def compare(
 def _gradients(planned: PlannedCall, arrays: Sequence[Any], wrt: Sequence[int]) -> dict[str, Any]:
     """Returns the error of each gradient by path, with the two norms whose ratio it is."""
 
-    # The gradients are compiled, unlike the forward pass, because training compiles: XLA removes
-    # roundings, and float16 gradients of single equations differed.
+    # The gradients are compiled as a whole, as in training: XLA removes roundings there. Float16
+    # gradients that ran equation by equation differed from those of training.
     @jax.jit
     def run(*arrays: Any) -> Any:
         def gradient(program: Callable[..., Any]) -> Any:

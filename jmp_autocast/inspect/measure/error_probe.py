@@ -17,8 +17,8 @@ from .devices import is_whole_on_device, on_mesh_of, readable
 from .measured import as_real, is_measurable, largest_element
 from .recorder import EquationRun, Probe
 
-# The dtypes of results in the mixed program, "" for any other dtype. A reading must hold arrays, so
-# it has the position of a dtype here.
+# The dtypes that a result may have in the mixed program; "" stands for any other dtype. A reading
+# holds arrays, not names, so it holds a position in this tuple.
 COMPUTED = ("", "float64", "float32", "float16", "bfloat16")
 
 
@@ -87,7 +87,7 @@ class ErrorProbe(Probe):
     unread: Any = ErrorReading()
 
     def measure(self, run: EquationRun) -> tuple[_Sums, _Sums, Any]:
-        """Returns the sums for `error`, the sums for `introduced`, and the code of the dtype."""
+        """Returns the sums for `error`, those for `introduced`, and the position in `COMPUTED`."""
         declared, mixed = run.operands
         # The rounded operands of the float32 program have no errors of earlier equations, so the
         # error of the result is the equation's own.
@@ -191,7 +191,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
 
 @jax.jit
 def _worst(one: _Sums, other: _Sums) -> _Sums:
-    # All sums are those of the result with the larger error, except `largest`.
+    # All fields come from the result with the larger error, except `largest`: it is the maximum.
     worse = _error(other) > _error(one)
     picked = jax.tree.map(lambda a, b: jnp.where(worse, b, a), one, other)
     return picked._replace(largest=jnp.maximum(one.largest, other.largest))

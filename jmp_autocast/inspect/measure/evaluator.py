@@ -2,6 +2,9 @@
 
 Loops stay loops: the readings of a body are carried and merged over the iterations. All programs
 take the branch of the first program, and end a ``while`` when the first program ends it.
+
+The flags of a value are bits such as "it holds a NaN". The tick counts the measured equations that
+have run since the start of the program.
 """
 
 from __future__ import annotations
@@ -74,7 +77,7 @@ class Evaluator:
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
-        # The primitives whose bodies cannot be inlined. A body returns its readings as outputs.
+        # The bodies of these primitives cannot be inlined: each returns its readings as outputs.
         self._rules: dict[str, Callable[..., Evaluated]] = {
             "cond": self._cond,
             "scan": self._scan,
@@ -122,12 +125,12 @@ class Evaluator:
         return each(programs, Program.outputs, outputs)
 
     def _given(self, arrays: Iterable[Arrays]) -> list[Values]:
-        """Wraps arrays that are no results of measured equations of this jaxpr as `Values`."""
+        """Returns `Values` for arrays that no measured equation of this jaxpr has computed."""
         # The flags are those of the first program, whose control flow the other programs follow.
         return [Values(x, frozenset((self._flags(x[0]),))) for x in arrays]
 
     def _flags(self, array: Any) -> Flags:
-        """Returns the flags of an array that is no result of a measured equation."""
+        """Returns a cached function that computes the flags of an array."""
 
         @functools.cache
         def flags() -> Any:
@@ -138,7 +141,7 @@ class Evaluator:
         return flags
 
     def _inside(self, ctx: EqnContext, operands: list[Values]) -> list[Values]:
-        """Runs the bodies of an equation, and inlines that of a call."""
+        """Runs the bodies of an equation; the body of a call is inlined."""
         eqn, recorder = ctx.eqn, ctx.recorder
         if (rule := self._rules.get(eqn.primitive.name)) is not None:
             recorder.settle()
@@ -174,7 +177,8 @@ class Evaluator:
         def branch(k: int) -> Callable[..., Evaluated]:
             def run(arrays: list[Arrays], tick: Any) -> Evaluated:
                 found = self._measure(branches[k].jaxpr, inner[k], arrays, tick)
-                # Each branch returns readings for all branches; a branch not taken has not run.
+                # Each branch returns readings for all branches. Those of the other branches are
+                # the readings of equations that have not run.
                 readings = concatenated([*nothing[:k], found.readings, *nothing[k + 1 :]])
                 return Evaluated(found.outputs, *device_varying((readings, found.tick)))
 
@@ -274,7 +278,7 @@ def _where(goes_on: Any, new: Arrays, old: Arrays) -> Arrays:
 
 
 def _on_all_devices(x: Any, axes: Sequence[Any]) -> Any:
-    """Gathers from each device an infinity or NaN of a collective's operand, or 0 if it has none.
+    """Gathers from each device a NaN or infinity of a collective's operand, or 0 without either.
 
     A NaN in a sum over devices may come from the operand of another device. Then it is no fault of
     the collective.

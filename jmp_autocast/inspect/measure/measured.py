@@ -75,7 +75,8 @@ class Around:
         return dataclasses.replace(
             self,
             names=(*self.names, *user_scopes(eqn)),
-            # JAX marks the name stack of a transposed call, but not of the equations inside it.
+            # JAX marks the name stack of a transposed call, but not of the equations inside it:
+            # they inherit the mark.
             backward=self.backward or "transpose(" in name_stack(eqn),
             # Equations inside JAX's functions, such as `jnp.var`, get the line of the call around.
             source=compat.source_line(eqn) or self.source,
@@ -109,7 +110,8 @@ def described(eqn: JaxprEqn, around: Around) -> MeasuredEquation:
     return MeasuredEquation(
         scope="/".join(around.names),
         source=around.source,
-        # `accumulate` is a primitive of this package: users know the contraction inside it.
+        # Instead of `accumulate`, a primitive of this package, the row has the name of the
+        # contraction inside it, which users know.
         primitive=(contraction_in(eqn) or eqn).primitive.name,
         inside=around.inside,
         backward=around.backward,

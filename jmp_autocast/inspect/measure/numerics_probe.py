@@ -1,4 +1,7 @@
-"""Counts infinities, NaNs, and values out of the range of float16."""
+"""Counts infinities, NaNs, and values out of the range of float16.
+
+The flags of a value are two bits: whether it holds a NaN, and whether it holds an infinity.
+"""
 
 from __future__ import annotations
 
@@ -193,7 +196,8 @@ def _counts(x: Any, ranges: bool) -> Counts:
     """
     x = as_real(readable(x))
     bits = _magnitude_bits(x)
-    # The bits of NaNs are larger than those of an infinity: the same exponent, and a fraction.
+    # As integers, the bits of a NaN are larger than those of an infinity: the exponents are equal,
+    # and only the NaN has a fraction.
     whole = bits.dtype.type
     infinity = _bits_of(np.inf, whole)
     masks, extremes, ends = [bits > infinity, bits == infinity], [], []
@@ -219,7 +223,8 @@ def _counts(x: Any, ranges: bool) -> Counts:
     found = Counts(*lax.reduce(values, starts, combine, tuple(range(x.ndim))))
     if not ranges:
         return found
-    # The mask of `zero` includes the subnormals, and 1 was subtracted from the smallest magnitude.
+    # The mask of `zero` includes the subnormals, so they are subtracted. The smallest magnitude was
+    # found after subtracting 1, so 1 is added.
     return found._replace(
         zero=found.zero - found.subnormal,
         largest=_single_bits(found.largest),
@@ -250,8 +255,8 @@ def _single_bits(bits: Any) -> Any:
     ends = jnp.finfo(jnp.float32)
     least, most = (_bits_of(end, np.uint64) for end in (ends.smallest_normal, ends.max))
     inside = lax.bitcast_convert_type(jnp.clip(bits, least, most), jnp.float64)
-    # `least` is the smallest normal number, 2**-126: a device may flush smaller ones to 0, and 0
-    # means that there was no value.
+    # Magnitudes below `least`, the smallest normal number 2**-126, are raised to it. Otherwise a
+    # device may flush them to 0, and 0 means that there was no value.
     single = lax.bitcast_convert_type(inside.astype(jnp.float32), jnp.uint32)
     none, infinite = bits < np.uint64(1), bits == _bits_of(np.inf, np.uint64)
     return jnp.where(none, np.uint32(0), jnp.where(infinite, INFINITY, single))

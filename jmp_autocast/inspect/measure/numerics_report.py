@@ -20,7 +20,7 @@ _SHOWN = 20
 
 _PASSED_ON = "the infinity or NaN of a result: an argument holds one"
 
-# How these fields are reduced over mapped axes. All other fields are summed.
+# Over mapped axes, these fields are reduced to an extreme value. All other fields are summed.
 _EXTREMES = {"largest": np.max, "smallest": np.min, "first_run": np.min, "first": np.min}
 
 

@@ -60,7 +60,7 @@ def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
 
 def _value(x: Any, state: ValueState | None = None) -> Value | Scalar:
     """Returns an operand for the rewriter; an array gets the facts in ``state``."""
-    # The rewriter casts a number at trace time, and an array at run time.
+    # The rewriter casts a `Scalar` at trace time, and the array of a `Value` at run time.
     if isinstance(x, bool | int | float | complex | np.generic):
         return Scalar(x)
     facts = {"known": state.known_value, "const_range": state.const_range} if state else {}
@@ -72,7 +72,10 @@ Arrays: TypeAlias = tuple[Any, ...]
 """The arrays of one value of a jaxpr, one for each program."""
 
 Flags: TypeAlias = Callable[[], Any]
-"""Returns the flags of a value as bits of an integer; called only if an equation needs them."""
+"""Returns the flags of a value, such as "it holds a NaN", as bits of an integer.
+
+It is called only if an equation needs the flags.
+"""
 
 
 class Values(NamedTuple):

@@ -3,6 +3,9 @@
 XLA compiles one operation on a vector much faster than the same operation on a hundred scalars. So
 a probe measures a few scalars when an equation runs, and the readings of all equations between two
 loops are computed from them together.
+
+The flags of a value are bits such as "it holds a NaN". The tick counts the measured equations that
+have run since the start of the program.
 """
 
 from __future__ import annotations
@@ -100,7 +103,7 @@ class Recorder:
         return concatenated(self._readings)
 
     def add(self, run: EquationRun, read: Iterable[Flags]) -> frozenset[Flags]:
-        """Measures an equation with operands of the flags ``read``; returns its results' flags."""
+        """Measures an equation, given the flags of its operands; returns those of its results."""
         measured = self._probe.measure(run)
         if not _is_traced(measured):
             measured = jax.device_get(measured)

@@ -48,7 +48,7 @@ def page_text(
         "equations": "\n".join(_equations(rows)),
         "reasons": "\n".join(map(_reason, sorted({row.reason for row in rows}))),
     }
-    # One pass, so that slots in inserted texts are not filled.
+    # The template is filled in one pass, so that slots in inserted texts stay as they are.
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _file("page.html"))
 
 

@@ -38,7 +38,8 @@ _RAISES = frozenset(
 )
 
 _CONTRACTS, _TURNS = having("contracts"), having("turns")
-# With one product and otherwise sources as operands, these return a scaled or shifted product.
+# If one operand comes from a product, and all other operands are sources, the result of these
+# primitives is the product, scaled or shifted.
 _SCALES = having("moves") | {"convert_element_type", "neg", "mul", "div", "add", "add_any", "sub"}
 _CANCELS = "It is a difference of two 16-bit products, whose rounding remains where they cancel."
 _SOLVES = "Its operand comes from a 16-bit product, whose rounding a condition number multiplies."
@@ -85,7 +86,8 @@ class AtRisk:
 def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
     """Returns the equations declared in 16 bits that the planner raises, in program order.
 
-    A policy has one 16-bit dtype. If the program declares the other one, a second plan is made.
+    A policy has one 16-bit dtype. If the program declares values in the other 16-bit dtype, a
+    second plan is made for them.
     """
     scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
     atoms = [v for eqn, _ in equations_in(planned.closed) for v in (*eqn.invars, *eqn.outvars)]
@@ -112,8 +114,9 @@ def _risks(scopes: Mapping[tuple[str, ...], Sequence[str]]) -> tuple[AtRisk, ...
 def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
     """Returns the equations that lose precision under a plan in a 16-bit dtype."""
     scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
-    signs: list[int] = []  # of the 16-bit product that an equation scales or shifts, else 0
-    comes: list[bool] = []  # whether an equation depends on any 16-bit product
+    # The sign of the 16-bit product that each equation computes, scales or shifts, else 0.
+    signs: list[int] = []
+    comes: list[bool] = []  # whether each equation depends on a 16-bit product
     around: list[int] = []
     for visit, source in _with_lines(visits):
         name, given, results = visit.eqn.primitive.name, visit.plan.given, visit.plan.results
@@ -126,7 +129,7 @@ def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
         signs.append(int(is_product) or _sign(name, made, given))
         comes.append(False)
         if (is_product or is_made) and any([r.dtype for r in results]):
-            for i in around:  # an enclosing loop or branch may return the result
+            for i in around:  # the equations around this one depend on the product, too
                 comes[i] = True
         because = ""
         if name in ("sub", "add", "add_any") and all(made):

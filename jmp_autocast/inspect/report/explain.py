@@ -88,7 +88,7 @@ def explain(
     """
     wrapper = wrapper_for("explain", fn, policy, args, kwargs)
     as_it_runs = policy is None and wrapper is not fn
-    with ANNOTATED(as_it_runs):  # has no effect if the function does not contain autocast
+    with ANNOTATED(as_it_runs):  # wrappers inside `fn` write reasons into scopes
         planned = wrapper.planned(*args, **kwargs)
     name, chosen = name_of(fn), wrapper.policy
     if as_it_runs and _holds_autocast(planned.closed):
@@ -101,24 +101,26 @@ def explain(
     dtype, reason = str(chosen.compute_dtype), ""
     if planned.choice is not None:
         dtype, reason = str(planned.choice.dtype or FLOAT32), planned.choice.reason
-    # A wrapper raises the equations that `at_risk` returns, so they are not at risk in it.
+    # If `fn` is a wrapper, it raises the equations that `at_risk` returns: they are not at risk.
     risks = () if wrapper is fn else at_risk(planned, chosen)
     risks += left_at_risk(visits, dtype)
     return Report(name, dtype, rows, totals, reason, residuals.rows, risks)
 
 
 def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptBytes]:
-    """Returns the totals of a planned program, without unmatched scopes, and its residuals."""
+    """Returns a planned program's totals and residuals; ``unmatched_scopes`` is left empty."""
     plan, shapes = planned.plan, planned.call.shapes
     rewritten = compat.fresh_make_jaxpr(planned.rewritten, *shapes)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    # A gradient consumes its own residuals; `jax.vjp` would return those of a second derivative.
+    # The residuals of a gradient are not reported: it consumes its own, and `jax.vjp` would return
+    # those of a second derivative.
     residuals = KeptBytes()
     if not is_gradient(planned.closed):
         residuals = kept_bytes(compat.jaxpr_as_fun(rewritten), shapes, params)
     reads, kernels = read_dtypes(plan), kernels_in(plan)
     products = [row for row in rows if row.primitive in CONTRACTIONS]
-    # Only the first two operands count: another operand of a ragged dot is the sizes of its groups.
+    # The first two operands decide whether a product is in 16 or 8 bits: a third operand of a
+    # ragged dot holds the sizes of its groups.
     low = [row for row in products if all(map(is_low, row.operands[:2]))]
     totals = Totals(
         equations=len(rows),
@@ -128,7 +130,8 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         float8_contraction_flops=sum(row.flops for row in low if row.operands[0] == E4M3.name),
         wide_kernel_flops=kernels.flops if kernels else 0,
-        # Counted in the rewritten program, where one cast serves all consumers of a value.
+        # Casts are counted in the rewritten program, in which one cast serves all consumers of a
+        # value.
         casts=count_casts(rewritten),
         parameters=len(params),
         cast_parameters=sum(len(reads[i].intersection(COMPUTE_DTYPES)) for i in params),
@@ -166,7 +169,8 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     rows = tuple(_with_reason(*pair, sources) for pair in pairs)
     planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, inputs=inputs))
     totals, residuals = _totals(planned, rows)
-    # A cast of an operand of a primitive without a rule has the reason UNKNOWN, too.
+    # If a primitive has no rule, the casts of its operands have the reason UNKNOWN, too. The
+    # casts themselves are no unknown primitives.
     unknown = {row.primitive: None for row in rows if row.reason == ReasonCode.UNKNOWN.value}
     unknown.pop("convert_element_type", None)
     copies = sum(
@@ -215,7 +219,7 @@ def _with_reason(row: Row, visit: Visit, sources: Mapping[str, ValueState]) -> R
     names = (n for n, mark in marks if mark != GOVERNED and not mark.startswith(BECAUSE))
     known = [sources[path].source if path else None for path in row.operand_inputs]
     code, cause = row.reason, _CAUSES[any(mark == GOVERNED for _, mark in marks)]
-    if because:  # the innermost reason: a call and each equation in its body have one
+    if because:  # the last reason is the equation's own: a call around has one
         code, _, cause = because[-1].partition(" ")
     return dataclasses.replace(
         row,

@@ -55,10 +55,11 @@ class KeptRow:
     nbytes: int
 
 
-# A parameter that these move or cast does not count: it is in memory anyway.
+# These primitives move or cast an array. A moved or cast parameter does not count as a residual: it
+# is in memory anyway.
 _MOVES = having("moves") | having("same") | {"convert_element_type", "source_view"}
-# Of these only the first operand counts. The others are indices, a padding value, or the 16-bit
-# copy of the first.
+# The first operand of these primitives decides the kind of the result. Their other operands are
+# indices, a padding value, or the 16-bit copy of the first operand.
 _FIRST = having("first")
 _ZEROS = having("zeros")
 
@@ -136,7 +137,8 @@ def kept_bytes(
     jaxpr = compat.without_dead_equations(jaxpr)
     inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
     kept_arrays = zip(jaxpr.outvars, _kinds(jaxpr, inputs), strict=True)
-    # A `source_view` counts as its operand 1, the 16-bit copy, which several views may share.
+    # Instead of the result of a `source_view`, its operand 1 counts: the 16-bit copy, which several
+    # `source_view` equations may share.
     views = _results_by(jaxpr, "source_view", 1)
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
@@ -165,7 +167,8 @@ def _rows(jaxpr: AnyJaxpr, arrays: Iterable[Any]) -> tuple[KeptRow, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.nbytes, row.scope, row.primitive, row.dtype)))
 
 
-# These primitives return their operands unchanged. A checkpoint marks the values it saves by them.
+# These primitives return their operands unchanged. A checkpoint applies them to the values that
+# it saves.
 _HANDS_ON = frozenset(("name", "reduce_precision", "optimization_barrier"))
 
 

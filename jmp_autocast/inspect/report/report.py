@@ -73,8 +73,8 @@ class Report(Exported):
         if kept := guarded(self.rows):
             part = totals.guarded_contraction_flops / max(totals.contraction_flops, 1)
             more = f"{kept[0].reason} keeps {100 * part:.1f} % in float32"
-        # If a program contains autocast, its compute dtype comes from the rows: float32 if none is
-        # in 16 bits.
+        # If a program contains autocast, its compute dtype comes from the rows: float32 if no row
+        # is in 16 bits.
         is_none = self.compute_dtype == "float32"
         dtypes = "less than float32" if is_none else self.compute_dtype
         if totals.float8_contraction_flops:
@@ -148,7 +148,7 @@ class Report(Exported):
         groups: dict[tuple[str, str, str], list[Row]] = collections.defaultdict(list)
         for row in self.rows:
             groups[row.primitive, short_dtypes(row), row.reason].append(row)
-        # The group with the most FLOPs first.
+        # The group with the most FLOPs is first.
         ordered = sorted(groups.values(), key=lambda rows: -sum(row.flops for row in rows))
 
         def cells(rows: list[Row]) -> list[Any]:

@@ -108,7 +108,7 @@ def note_on_sizes(rows: Iterable[Row]) -> str:
 def _row(visit: Visit, policy: Policy) -> Row:
     eqn, plan, times = visit.eqn, visit.plan, visit.times
     # In a program rewritten by autocast, a contraction that returns its accumulator has the sources
-    # of its operands as further operands.
+    # of its operands as further operands: the row leaves them out.
     ran = contraction_in(eqn) or eqn
     invars = eqn.invars[: len(ran.invars)]
     operands = list(map(_name, invars, plan.reads))
@@ -157,7 +157,7 @@ def _rule_name(policy: Policy, eqn: JaxprEqn, scope: Sequence[str]) -> str:
     name = eqn.primitive.name
     rule, origin = policy.rule_for(name, scope)
     if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):
-        return ""  # the bodies are planned, or the program itself writes the cast
+        return ""  # no rule applies: its bodies are planned, or it is a cast
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)
 
 

@@ -57,8 +57,8 @@ def traced_once(fn: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(fn)
     def call(*args: Any) -> Any:
         signature, arrays = split(args)
-        # Not cached: a jaxpr would lose writes into stateful objects, and a static argument without
-        # a hash may change between calls.
+        # A call with stateful objects or with a static argument without a hash is not cached: a
+        # jaxpr would lose writes into the objects, and the argument may change between calls.
         if kind_of(fn, args, {}) is not Autocast or not signature.is_constant:
             return fn(*args)
         key = (signature, *map(jax.typeof, arrays), trace_context())
@@ -99,8 +99,8 @@ def arrays_of(fn: Callable[..., Any], argnums: Any) -> Callable[..., list[Any]]:
 
 def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -> list[list[Any]]:
     """Returns the float results of a function for each batch, with gradients as in `arrays_of`."""
-    # Compiled, as users run their programs, but XLA must not remove a rounding: on a device that
-    # computes in 16 bits the value may overflow there.
+    # The function is compiled, as users run it, but XLA must not remove a rounding: this would
+    # hide a value that overflows on a device that computes in 16 bits.
     run = jax.jit(arrays_of(fn, argnums), static_argnums=0, compiler_options=EVERY_ROUNDING)
     results = [run(batch.signature, *batch.arrays) for batch in batches]
     return [[x for x in each if jnp.issubdtype(x.dtype, jnp.inexact)] for each in results]
@@ -120,7 +120,7 @@ def nudged(batch: Batch) -> Batch:
             return x
         eps = float(jnp.finfo(aval.dtype).eps)
         if aval.weak_type:
-            return x * (1 + eps)  # times an array, it would become strongly typed
+            return x * (1 + eps)  # a product with an array would lose the weak type
         near = (1 + eps * rng.choice((-1, 1), aval.shape)).astype(aval.dtype)
         y = readable(x)
         return x * near if y is x else jax.device_put(y * near, x.sharding)
@@ -137,7 +137,8 @@ def distances(exact: Sequence[Any], found: Sequence[Any]) -> list[ArrayError]:
 def worst(distances: Sequence[ArrayError], undetermined: Sequence[bool]) -> float:
     """Returns the largest relative L2 error, infinity if an array is no longer finite.
 
-    In a mean, an exact loss would hide a lost gradient. Undetermined arrays only have to be finite.
+    The largest error counts, not the mean, in which an exact loss would hide a lost gradient. An
+    array that float32 does not determine (``undetermined``) only has to be finite.
     """
     pairs = zip(distances, undetermined, strict=True)
     return max(

@@ -41,7 +41,7 @@ def candidates_of(
     With ``argnums``, the operations in custom derivative rules follow.
     """
     found: dict[Candidate, str] = {}
-    # The batches of one kind have equal plans.
+    # Batches of one kind have equal plans, so one batch of each kind is enough.
     for batch in {batch.kind: batch for batch in batches}.values():
         rows = rows_under(fn, policy, batch)
         if argnums is not None:
@@ -72,7 +72,8 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
     added = []
     for candidate in candidates:
         default = DEFAULT_RULES.get(candidate.primitive)
-        # A default rule that keeps float32 is used as it is: it may also set a dtype parameter.
+        # If the primitive's default rule keeps float32, the added rule is the same one, because it
+        # may also set a dtype parameter.
         rule = CastPolicy.FP32
         if isinstance(default, CastPolicy) and default in FULL_POLICIES:
             rule = default

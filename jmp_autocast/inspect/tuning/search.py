@@ -62,8 +62,8 @@ def find_needed(
         test = lambda n, known=known: passes(known | {*order[:n]})  # noqa: E731
         size = _shortest(end, guess, 1 if trusted else end, test, may_run)
         trusted = trusted and size <= 2 * guess + 1
-        # If the predictions hold, all candidates of this prefix are needed. For values out of range
-        # there is no prediction: they may be harmless.
+        # If the predictions hold, all candidates of this prefix are needed, and the search ends. An
+        # infinite size is no prediction: values out of range may be harmless.
         if found and size == end and trusted and math.isfinite(sizes[order[0]]):
             break
         end = size

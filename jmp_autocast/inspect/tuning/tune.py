@@ -163,7 +163,7 @@ class _Search:
 
     @functools.cached_property
     def _float32(self) -> tuple[list[list[Any]], list[list[Any]]]:
-        """The results of the float32 function, and those for nudged arguments."""
+        """The float32 function's results for the batches, and its results for nudged batches."""
         nearby = list(map(nudged, self._batches))
         exact = outputs_of(self._fn, [*self._batches, *nearby], self._argnums)
         if not exact[0]:
