@@ -131,7 +131,7 @@ def _stands_in_scope(ctx: Context) -> EquationPlan | None:
 
 
 def _is_not_ours(ctx: Context) -> EquationPlan | None:
-    """An equation with `Context.foreign` is kept, and so is a scatter with a user's update."""
+    """An equation on float64 or float8, for example, is kept, and so is a scatter with a user's update."""
     # A user chooses float64 for its digits, float8 together with scales, and float16 in a bfloat16
     # program for values of a known range.
     if foreign := ctx.foreign:
@@ -336,7 +336,7 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
     is_counted = bound is not None and 1 < bound < math.inf
     if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(ctx.eqn))):
         return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-    # Positions need digits even if they are scaled, or evenly spaced numbers in a constant.
+    # Positions that were scaled, or that a constant holds as evenly spaced numbers, need digits.
     if marks.counted or (constant is not None and constant.small.is_even):
         return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
     # The mark `exponential` is not set for the `exp` of a value less its row's maximum, or of a

@@ -108,7 +108,7 @@ def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
 
 
 def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Atom]:
-    """Returns the operands of a difference that nearly cancel as both are images of one array.
+    """Returns operands of a difference that nearly cancel, because both are images of one array.
 
     Args:
         eqn: A difference.

@@ -246,7 +246,7 @@ def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
 
     The answer is no if PyTorch computes the op in float32 (an exponential), if a guard decides
     (``h + 10000``), or if a position or another source votes: such a result has digits that 16 bits
-    lack. At level "compute" the result is rounded all the same, as with ``dtype=`` by hand.
+    lack. At level "compute", `rounded_stream` skips this check, as with ``dtype=`` by hand.
     """
     if plan.reason.code is not ReasonCode.PROMOTE_FULL:
         return False
