@@ -1,4 +1,4 @@
-"""Which dtypes of values autocast may cast, and sizes of values, which may be symbolic."""
+"""Finds the dtype of a value that autocast may cast, and its size, which may be symbolic."""
 
 from __future__ import annotations
 

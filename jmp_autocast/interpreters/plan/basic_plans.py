@@ -217,7 +217,7 @@ def move_source(ctx: Context, i: int) -> EquationPlan:
     state = ctx.given[i]
     assert state.source is not None
     # The elements are the same, so their facts (kind, value, bound, range) stay true. Rows that a
-    # gather looks up in a parameter are activations, and count as data, which votes at full size.
+    # gather looks up in a parameter are activations: they become data, so that they vote.
     is_lookup = ctx.name == "gather" and state.source is Source.PARAM
     source = Source.DATA if is_lookup else state.source
     moved = dataclasses.replace(
@@ -241,7 +241,7 @@ def folded(ctx: Context, known: float) -> EquationPlan:
 def view_of(
     eqn: JaxprEqn, given: Sequence[ValueState], scope: Sequence[str], compute_dtype: np.dtype
 ) -> EquationView:
-    """Returns the view of an equation for rule functions and reports.
+    """Returns the `EquationView` of an equation for rule functions and reports.
 
     Args:
         eqn: The equation.

@@ -1,4 +1,4 @@
-"""Casts of operands before a call or a loop."""
+"""Plans the casts of operands before a call or a loop."""
 
 from __future__ import annotations
 
@@ -36,8 +36,8 @@ def read_low(
     uses: Sequence[Use] = demands_behind_moves(inner) if isolates(ctx.eqn) else inner.uses
     casts = list(map(is_cast, ctx.given, uses))
     if any(casts) and not isolates(ctx.eqn):
-        # `inner.uses` leaves out comparisons, which accept either dtype. A comparison would read
-        # float32 if the call were inlined: an operand with such a read is not cast.
+        # `inner.uses` leaves out comparisons, which accept either dtype. In an inlined call, a
+        # comparison would read float32: an operand that a comparison reads is not cast.
         reads = demands_behind_moves(inner)
         casts = [cast and not read & Use.FULL for cast, read in zip(casts, reads, strict=True)]
     return [ctx.region.compute_dtype if cast else None for cast in casts]
@@ -64,7 +64,7 @@ def demands_behind_moves(plan: Plan) -> list[Use]:
         if isinstance(equation.action, Move) and moved:
             inputs.update(dict.fromkeys(eqn.outvars, moved[0]))
             continue
-        # A call reads an operand in the dtype that it is cast to, and as its bodies read it.
+        # The reads of a call are the casts of its operands, and the reads in its bodies.
         dtypes = equation.operands if equation.inner else equation.reads
         reads = [Use.of(dtype) for dtype in dtypes]
         for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
@@ -94,7 +94,7 @@ def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
 
     def is_cast(state: ValueState, use: Use, fulls: int) -> bool:
         may_be = state.is_computed and state.known_value is None and state.is_widened
-        is_read = use is Use.FULL and fulls > 0  # 0 if it is only returned
+        is_read = use is Use.FULL and fulls > 0  # 0 if the body only returns it
         return may_be and is_read and is_16_bit(state.dtype)
 
     found = zip(ctx.given, inner.uses, inner.fulls, strict=True)

@@ -12,7 +12,7 @@ from ..compat import Tracer
 from ..primitives.clamped_cast import clamped, is_clamped
 
 NEAR = 4.0
-"""A number up to this may be added in 16 bits: values of its size are rounded as much anyway.
+"""A number up to this may be added in 16 bits: the sum is rounded like any value of its size.
 Layers add 3 (hard_swish); with 10, the error of a 16-bit sum was 2.5 to 4 times that of float32."""
 
 BOUND = 2.0**15
@@ -31,9 +31,9 @@ class Found(NamedTuple):
         is_within_one: All finite elements are within [-1, 1].
         is_clamped: A finite element is beyond the largest bfloat16 number.
         rounds: The compute dtypes that round an element between `NEAR` and `BOUND`.
-        is_stencil: Its elements, or those of each filter in it, add up to 0.
+        is_stencil: Its elements add up to 0; see `_is_stencil`.
         is_even: Four or more elements along an axis are evenly spaced, as positions are.
-        has_both_signs: Some elements are positive and some negative: they form no average.
+        has_both_signs: Some elements are positive and some negative, unlike those of an average.
         holds_whole: The compute dtypes that hold all elements exactly; None if an element has a
             fraction.
     """
@@ -80,8 +80,8 @@ class ConstantRange:
     def is_clamped(self) -> bool:
         """Returns whether a finite element is known to be beyond the largest bfloat16 number.
 
-        Without an earlier search, returns False: no guard has searched the constant, so that it is
-        a weight, whose products with 3.4e38 exceed float32, too.
+        Returns False for a constant that no guard has searched. It is a weight, and the products of
+        a weight as large as that (3.4e38) exceed float32, too.
         """
         return self._found is not None and self._found.is_clamped
 
@@ -121,7 +121,7 @@ def _is_stencil(array: np.ndarray) -> bool:
     """Whether the elements of an array add up to 0.
 
     A matrix counts if each row or each column adds up to 0. A bank of filters counts if one filter
-    does: the other filters of a wavelet are averages.
+    adds up to 0, because the other filters of a wavelet are averages.
     """
     if array.ndim < 2:
         return bool(_adds_up_to_0(array.reshape(1, -1)).all())

@@ -64,7 +64,8 @@ class Consumers:
             elif request.is_known:
                 self._read(v, request.use, request.consumer, request.fulls)
             else:
-                # The consumers outside are not known yet. A use of both dtypes requests neither.
+                # The consumers outside the jaxpr are not known yet. With uses of both dtypes, the
+                # value gets no request.
                 self._read(v, Use.LOW | Use.FULL, "")
         self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 
@@ -101,8 +102,8 @@ class Consumers:
                 fulls[i] = fulls.get(i, 0) + count
         if granted is None and not plan.uses and self._passes_on(eqn, plan):
             # A move counts as a float32 reader if an equation reads its result in float32; a mere
-            # output does not. A sort does not count: it runs in 16 bits, and shares its cast with
-            # no other consumer.
+            # output does not. A sort does not count: it runs in 16 bits, and no other consumer can
+            # share the cast of its result.
             read = name in _FUSES and any([self.of(v).fulls for v in eqn.outvars])
             fulls = dict.fromkeys(range(len(eqn.invars)), int(read))
         for i, (v, use) in enumerate(zip(eqn.invars, uses, strict=True)):
@@ -116,9 +117,9 @@ class Consumers:
         use = self._use(eqn, plan, granted)
         if use:
             return (use,) * len(eqn.invars)
-        # If consumers rank a value or round it to integers (SHARP, SNAP), each float32 read counts.
-        # Otherwise the value would be rounded as soon as a product also reads it. A value that is
-        # already in 16 bits is not raised.
+        # This equation accepts either dtype. If consumers rank an operand or round it to integers
+        # (SHARP, SNAP), the equation counts as a float32 reader, so that the operand is not rounded
+        # when a product also reads it. An operand that is already in 16 bits is not raised.
         return [
             Use.of(dtype) & Use.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
@@ -129,7 +130,7 @@ class Consumers:
     def _use(self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None) -> Use:
         """Returns in which dtype an equation reads its operands, NONE if either will do."""
         name, code = eqn.primitive.name, plan.reason.code
-        # A contraction with a float32 accumulator as its result reads 16 bits, too.
+        # A lowered contraction reads 16 bits, even if its result is its float32 accumulator.
         if name in _CONTRACTS and code in _LOW_CONTRACTION:
             return Use.LOW
         # An equation with a request will run, and read its operands, in the requested dtype.
@@ -140,8 +141,7 @@ class Consumers:
             # the policy keeps its dtypes.
             kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
             return Use.FULL if kept else Use.NONE
-        # An equation that is computed in float32 and rounded once, here or by the program, reads
-        # float32.
+        # An equation reads float32 if it is computed in float32, even if the result is rounded.
         if self._is_full(plan) or any(plan.casts) or self._reads_full(plan):
             return Use.FULL
         if not self._passes_on(eqn, plan):

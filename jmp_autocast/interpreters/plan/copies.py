@@ -100,7 +100,7 @@ class Products(Protocol):
         ...
 
     def in_scope(self, name: str) -> PlansProduct | None:
-        """Returns the function that plans products in a region, None for the compute dtype.
+        """Returns a function that plans the products of a region, None for plain 16-bit products.
 
         Args:
             name: The policy's choice for the scope, "" without one.

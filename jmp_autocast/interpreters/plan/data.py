@@ -25,7 +25,7 @@ from .marks import NONE, Marks
 from .needs import Need
 
 READ_BY = "read by "
-"""The prefix of a `Reason.cause` that names a consumer: its primitive, or words for its need."""
+"""The prefix of a `Reason.cause` that names a consumer by its primitive or its need."""
 
 
 class ReasonCode(enum.Enum):
@@ -52,7 +52,7 @@ class ReasonCode(enum.Enum):
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
     NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype, although a rule sets float8
     EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
-    ACCUMULATOR = "ACCUMULATOR"  # it is added to again and again
+    ACCUMULATOR = "ACCUMULATOR"  # an accumulator, such as a residual stream
     CARRY = "CARRY"  # a loop carry keeps its declared dtype
     CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
     BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond disagree
@@ -286,7 +286,7 @@ class Move:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cast:
-    """A cast of the program to the dtype of the planned result, left out if nothing changes."""
+    """A cast of the program to the planned dtype, left out if the operand has this dtype."""
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ from .votes import far_literal, is_harmless, literal_guard, starts_stream, voter
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
-_SELECTS = having("affine") & having("rounds")  # returns elements of operands, or their negatives
+_SELECTS = having("affine") & having("rounds")  # results hold elements of operands, or negatives
 _COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
@@ -131,9 +131,9 @@ def _stands_in_scope(ctx: Context) -> EquationPlan | None:
 
 
 def _is_not_ours(ctx: Context) -> EquationPlan | None:
-    """An equation with another float dtype is kept, and so is a scatter with a user's update."""
-    # float64, float8, and float16 in a bfloat16 program are choices of the user: for their digits,
-    # with float8 scales, or for values of a known range.
+    """An equation on float64 or float8 is kept, and so is a scatter with a user's update."""
+    # A user chooses float64 for its digits, float8 together with scales, and float16 in a bfloat16
+    # program for values of a known range.
     if foreign := ctx.foreign:
         return keep(ctx, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", foreign))
     if ctx.name in _REDISPATCHED and not reading.has_plain_update(ctx.eqn):
@@ -323,24 +323,24 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
     """Returns why operand ``i`` of a contraction needs float32, None if it does not."""
     state, marks, constant = ctx.given[i], ctx.marks[i], ctx.given[i].const_range
     if constant is not None:
-        # With such a constant, the result is a small difference of large terms. No learned weight
-        # adds up to 0.
+        # With a constant of these two kinds, the result is a small difference of large terms. No
+        # learned weight adds up to 0.
         if constant.small.is_stencil:
             return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
         if constant.small.has_both_signs and reading.multiplies_points(ctx.eqn, i):
             return Reason(ReasonCode.LITERAL, f"constant {i} adds and subtracts points", (i,))
     # An angle is a position times a frequency. Integers with a known bound are positions. Integer
-    # inputs have an infinite bound: they are positions if the contraction sums at most three (x, y,
-    # z), else a mask, one-hot rows, an adjacency or a weight.
+    # inputs have an infinite bound: they are positions if the contraction sums at most three of
+    # them (x, y, z), else a mask, one-hot rows, an adjacency or a weight.
     bound = state.integer_bound
     is_counted = bound is not None and 1 < bound < math.inf
     if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(ctx.eqn))):
         return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-    # Scaled positions are evenly spaced numbers, and so are positions in a constant.
+    # Positions that were scaled, or that a constant holds as evenly spaced numbers, need digits.
     if marks.counted or (constant is not None and constant.small.is_even):
         return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
-    # The mark is not set for the `exp` of a value less its row's maximum, or of a negated square,
-    # which are at most 1.
+    # The mark `exponential` is not set for the `exp` of a value less its row's maximum, or of a
+    # negated square: neither exceeds 1.
     if marks.exponential and state.dtype == FLOAT32 and ctx.compute_dtype == np.float16:
         return Reason(ReasonCode.LITERAL, f"operand {i} is an exp without a bound", (i,))
     return None
@@ -401,7 +401,7 @@ def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
     if ctx.name not in _CONTRACTS or not _is_rounded(plan):
         return plan
     # The gradient of a weight is a sum over a batch, and over devices. If it is rounded before the
-    # sum over devices, their small differences are lost: 257 becomes 256 in bfloat16.
+    # sum over devices, small differences between devices are lost: 257 becomes 256 in bfloat16.
     # ``level="by_hand"`` accepts this loss, to send half the bytes.
     action = _contract(ctx, plan)
     of_source = action.of_sources and any(
@@ -450,7 +450,7 @@ def _leads_to_no_product(ctx: Context) -> EquationPlan | None:
 
 
 def _is_accumulator(ctx: Context) -> EquationPlan | None:
-    """A value that is added to again and again is float32 (not at level "compute").
+    """An accumulator, such as a residual stream, is float32, except at level "compute".
 
     Without this link, a bfloat16 residual stream lost 86 to 97 % of 24 branches of 1e-3.
     """
@@ -487,7 +487,7 @@ def _is_norm(ctx: Context) -> EquationPlan | None:
     Without this link, the squared norm of a vector with elements in the hundreds was infinite in
     float16.
     """
-    # A later link, `_voters_decide`, makes a source of a function of sources alone.
+    # If all operands are sources, `_voters_decide` plans the equation: its result is a source.
     if all([state.source is not None for state in ctx.given]):
         return None
     return in_dtype(ctx, FLOAT32, _SQUARES) if reading.is_norm(ctx.eqn) else None
@@ -553,8 +553,8 @@ def _of_sources(ctx: Context) -> EquationPlan:
     reason = literal_guard(given, floats, ctx.compute_dtype)
     if reason is not None:
         return in_dtype(ctx, FLOAT32, reason)
-    # In a model written by hand with ``dtype=``, the residual stream is 16 bits from the embedding
-    # on.
+    # The residual stream is 16 bits from the embedding on, as in a model written by hand with
+    # ``dtype=``.
     if ctx.policy.data_abstains and starts_stream(ctx):
         return in_dtype(ctx, ctx.compute_dtype, _ROWS)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.

@@ -1,8 +1,8 @@
 """Finds differences that cancel, because both operands are linear images of one array.
 
-A linear image is an array after moves, scales and contractions. Small differences of near images
-are a value less its average, ``x - blur(x)``, and a covariance less its update by rank one, ``P -
-(P x)(x P) / s``. If 16-bit products compute the images, the difference keeps almost no digits.
+A linear image is an array after moves, scales and contractions. Examples are a value less its
+average, ``x - blur(x)``, and a covariance less its rank-one update, ``P - (P x)(x P) / s``. If
+16-bit products compute the images, the difference keeps almost no digits.
 """
 
 from __future__ import annotations
@@ -90,9 +90,9 @@ def with_images(eqn: JaxprEqn, given: Sequence[Marks], images: Images) -> list[M
 
 
 def _numbers(eqn: JaxprEqn, images: Images) -> dict[Any, int]:
-    """Returns numbers for the arrays of which a call's operands are images.
+    """Returns a number for each array that has images among the operands of a call.
 
-    There are none unless one operand is an array, and another a computed image of it.
+    Returns {} unless one operand holds such an array itself, and another is computed from it.
     """
     found = [image_of(v, images) for v in eqn.invars] if is_call(eqn) else []
     made = [(array, how) for image in found for array, how in image.items()]
@@ -108,7 +108,7 @@ def image_of(v: Atom, images: Images) -> Mapping[Any, Made]:
 
 
 def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Atom]:
-    """Returns the operands of a difference that nearly cancel, as two images of one array.
+    """Returns operands of a difference that nearly cancel, because both are images of one array.
 
     Args:
         eqn: A difference.
@@ -122,7 +122,7 @@ def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Ato
         if Made.AVERAGED in pair and pair <= {ITSELF, Made.AVERAGED}:
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
         if pair == {ITSELF} and all([m.averaged == 2 for m in marks]):
-            found += eqn.invars  # neighbors in one average
+            found += eqn.invars  # both hold elements of one average
         if ITSELF in pair and any([m & Made.SQUARED for m in pair]):
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
     return found

@@ -47,11 +47,11 @@ def _widened(states: Sequence[ValueState]) -> list[np.dtype | None]:
 def _as_parameters(
     states: Sequence[ValueState], casts: Sequence[np.dtype | None]
 ) -> list[ValueState]:
-    """Returns the states in a loop's body of values from before the loop: floats are sources there.
+    """Returns the states that values from before a loop have in its body, where floats are sources.
 
-    Each step reads a view of one 16-bit copy of a source, and the gradients of the steps add up in
-    float32. When they were added up in 16 bits, 2,048 steps lost four fifths of the gradient of a
-    normalized weight.
+    Each step reads one 16-bit copy of a source through a `source_view`, and the gradients of the
+    steps add up in float32. When they were added up in 16 bits, 2,048 steps lost four fifths of the
+    gradient of a normalized weight.
 
     Args:
         states: The states of the values before the loop.
@@ -62,9 +62,9 @@ def _as_parameters(
         dtype = cast or state.dtype
         if dtype != FLOAT32 or state.source is not None:
             return state
-        # A float32 value from before the loop votes inside, as data does: if computed times were
-        # rounded as a bias is, the phase of a cosine changed by 2**-11 of the time. A widened
-        # 16-bit value can be rounded again without loss.
+        # A float32 value from before the loop votes in the body, as data does: if computed
+        # times were rounded as a bias is, the phase of a cosine changed by 2**-11 of the time. A
+        # widened 16-bit value can be rounded again without loss.
         if cast is None:
             return dataclasses.replace(state, source=Source.DATA)
         return dataclasses.replace(state, dtype=FLOAT32, source=Source.PARAM, may_be_rounded=True)
@@ -177,8 +177,8 @@ def _carries(
     guess = _first_guess(declared, initial, accumulating, ctx.region, policy.data_abstains)
 
     def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
-        # A carry in its declared dtype is requested in it; a carry that is tried in 16 bits is
-        # requested in no dtype, to see which one the body returns.
+        # The body gets a request for each carry that has its declared dtype. A carry that is tried
+        # in 16 bits gets no request, to see which dtype the body returns.
         free = [Request(d if d == e else None) for d, e in zip(carries, declared, strict=True)]
         return plan_body(carries, free).outputs[:count]
 
@@ -255,8 +255,9 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
     """Returns whether a carry can be cast to a dtype, although its body returns another.
 
     A source that the body returns, such as zeros that reset a state, can be cast if the dtype holds
-    its value. Data cannot: the next iteration computes with it. A parameter can if the initial
-    value is computed: a loop that passes an argument on must not round it.
+    its value. Data cannot: the next iteration computes with it. A parameter can be cast if the
+    initial value is computed; if it is a source as well, the loop may only pass an argument on,
+    which must not be rounded.
 
     Args:
         dtype: The dtype.

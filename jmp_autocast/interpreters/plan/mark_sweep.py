@@ -180,7 +180,7 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         memo: As for `marks_of`.
     """
     inputs = [given[i] for i in body.operands]
-    # In the condition of a loop, which does not compute the carries, they have no marks.
+    # The condition of a loop has no `carries`: there the carried values get no marks.
     for i in body.carried:
         inputs[i] = inputs[i]._replace(summed=False, same=0, images=()) if body.carries else NONE
     if not body.carries:
@@ -216,7 +216,8 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
 
     marks = marks_of(jaxpr, inputs, memo)
     shapes = {aval_of(v).shape for v, m in marks.items() if m.exponential}
-    # A carry of such a shape is exponential if, marked so on entry, the body returns it marked so.
+    # An accumulating carry of one of these shapes is marked as exponential at first. It keeps the
+    # mark if the body then returns it as exponential.
     sums = frozenset(
         i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
     )
@@ -229,7 +230,7 @@ def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
     """Returns the indices of the outputs of a body that are accumulating carries.
 
     Args:
-        body: The body of a loop, or another one, which has no carries.
+        body: The body of any equation. Without carries, the result is empty.
         memo: As for `marks_of`.
     """
     if not body.carries:
@@ -293,7 +294,7 @@ def residual_streams(
 
 
 class _Origins(NamedTuple):
-    """The inputs of a body that reach a value by cheap equations only, and through a layer."""
+    """The inputs of a body that reach a value on cheap or on layered paths; see `_origins`."""
 
     cheap: frozenset[int] = frozenset()
     layered: frozenset[int] = frozenset()

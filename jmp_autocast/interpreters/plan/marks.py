@@ -7,13 +7,13 @@ primitives through which it passes, and a function that joins the marks of opera
 transformer, the state of an integrator, a sum over experts. In 16 bits each sum rounds the whole
 value, however small the branch is: a bfloat16 stream lost 86 to 97 % of 24 branches of 1e-3
 (`python -m tests.scenarios.chains`). So the planner computes accumulators in float32, in loops and
-written out, for any initial value and any scale of the branches. A single sum (a bias, ``q + k``)
+unrolled, for any initial value and any scale of the branches. A single sum (a bias, ``q + k``)
 is no chain. Neither is the stream of a convolutional network, a sum of unscaled convolutions:
 memory traffic limits its speed, and a batch norm gives each branch the size of the stream (PyTorch
 and ``dtype=`` by hand keep it in 16 bits, too).
 
-The relative error of a product adds up those of its factors: from the third product on, the factors
-are raised to float32 (`needs`, SHARP).
+In a chain of products, the relative errors of all factors add up: from the third product on, the
+factors are raised to float32 (`needs`, SHARP).
 
 **Bounds.** An `exp` is at most 1 if its operand is at most 0, as in a softmax, which subtracts the
 maximum of a row first. Without a bound, float16 overflows from `exp(11.1)` on, and no normalization
@@ -175,7 +175,7 @@ def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
 
 
 def is_convolved(summands: Sequence[Marks]) -> bool:
-    """Returns whether all summands come from convolutions, and none was scaled last."""
+    """Returns whether all summands have the mark `convolved`, and none has the mark `scaled`."""
     return bool(summands) and all(m.convolved and not m.scaled for m in summands)
 
 
@@ -219,8 +219,8 @@ class Operands(NamedTuple):
 
     @property
     def scaled(self) -> Sequence[Marks]:
-        """The marks of operands that are joined, or scaled by given values or by a divisor."""
-        # The dividend stays an average if the divisor is computed, such as a count or a degree.
+        """The marks of operands that an equation joins, scales by a given value, or divides."""
+        # A dividend keeps its marks even if the divisor is computed, as a count or a degree is.
         if self.name == "div":
             return self.marks[:1]
         return self.marks if self.name in _JOINS or any([m.given for m in self.marks]) else ()
@@ -336,7 +336,7 @@ def _gram_of_summands(it: Operands, mark: str) -> int:
     return min([m.gram for m in it.marks if not m.given], default=0)
 
 
-def _gram_of_cases(it: Operands, mark: str) -> int:  # as of `where(eye, gram, 0)`
+def _gram_of_cases(it: Operands, mark: str) -> int:  # such as `where(eye, gram, 0)`
     return max([it.marks[i].gram for i in it.large], default=0)
 
 
@@ -376,7 +376,8 @@ def _negated(it: Operands) -> int:
 
 def _ended_at(side: int) -> Callable[[Operands], int]:
     def rule(it: Operands) -> int:
-        # A number bounds the result on this side, and so does an operand with this bound.
+        # A `max` (side 1) or a `min` (side -1) with a number, or with an operand that has this
+        # bound, has the bound as well.
         ends = len(it.large) < len(it.marks) or side in map(it.bound, range(len(it.marks)))
         return side if ends else 0
 
@@ -399,7 +400,7 @@ def _subtracted(it: Operands) -> int:
 
 
 def _chosen(it: Operands) -> int:
-    # Full-size cases count, and the number that a mask inserts does not.
+    # Only full-size cases decide the bound: the number that a mask inserts does not.
     large = [i for i in it.large if i]
     return _common(map(it.bound, large or range(1, len(it.marks))))
 
@@ -422,7 +423,7 @@ def _by_given(it: Operands, mark: str) -> bool:
     return it.marks[0].exponential and bool(it.marks[1].given)
 
 
-def _largest_of_cases(it: Operands, mark: str) -> bool:  # `where(isfinite(m), m, 0)`
+def _largest_of_cases(it: Operands, mark: str) -> bool:  # such as `where(isfinite(m), m, 0)`
     cases = it.marks[1:]
     of_each = [m.largest or m.given == NUMBER.given for m in cases]
     return all(of_each) and any([m.largest for m in cases])
@@ -542,7 +543,7 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
         found = Marks(squares=2) if m.power == 2 else Marks(added_up=True)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
-        m = m._replace(spread=0)  # it repeats no element
+        m = m._replace(spread=0)  # the picked elements repeat none
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":

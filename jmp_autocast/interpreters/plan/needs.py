@@ -82,7 +82,7 @@ _SUMS = having("sums")
 _SNAPS = having("snaps")
 _COMPARES = frozenset(("lt", "le", "gt", "ge"))
 _RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
-# Products, attention kernels, and products after an inner autocast.
+# Products, also those that an inner autocast has made, and attention kernels.
 _LOWERED = _CONTRACTS | {"accumulate", "float8_dot"}
 _LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER_PRECISION_FP}
 # A path to a product leads through these: cheap and promoting elementwise operations, and moves.
@@ -131,7 +131,7 @@ def _poles(ctx: NeedContext) -> Sequence[Any]:
 
 
 def _is_kept_away(eqn: JaxprEqn) -> bool:
-    """Whether an equation keeps its result away from 0, as `square(x) + 1.0` does for a root."""
+    """Whether an equation keeps its result away from 0, as the sum in `sqrt(x * x + 1.0)` does."""
     if eqn.primitive.name not in _SUMS | {"max"}:
         return False
     return any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
@@ -166,7 +166,7 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
         if not ctx.need & Need.EXPANDED:
             return ()
         if at_least(1, reduction_depth(ctx.eqn)) or (_is_inner(ctx.eqn) and _is_quadratic(ctx)):
-            return ctx.eqn.invars[:2]  # of an outer product, or of `(a @ p) @ a`
+            return ctx.eqn.invars[:2]  # an outer product, or `(a @ p) @ a`
         pairs = zip(ctx.eqn.invars[:2], ctx.marks, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
     # Sums with squares are `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` with means by convolutions, by
@@ -219,7 +219,7 @@ def _decomposed(ctx: NeedContext) -> Sequence[Any]:
     if not ctx.need & Need.DECOMPOSED:
         return ()
     if name == "mul":
-        # The need passes through a matrix that a given value scales, but not through a gate.
+        # The need passes through a product with a given value, but not through a computed gate.
         return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
     # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
     # rounded.

@@ -1,10 +1,10 @@
-"""Computes the picked elements of a float32 value from picked elements of its operand.
+"""Picks elements from the operand of a float32 value, instead of from the value itself.
 
-The equations of the float32 value are repeated for the picked elements alone, in the dtypes of the
-plan, from elements that are picked from the value's 16-bit operand. The result has the derivative
-of a pick from the float32 value, so that its cotangent is added in float32 to those of the other
-consumers. In a softmax, the gradient of the label's logit is ``p - 1``: as a sum of two 16-bit
-terms, it is 0 for p = 0.999 in bfloat16.
+If a gather picks elements of a float32 value, the equations that compute this value are repeated
+for the picked elements alone, in the dtypes of the plan. They read elements that are picked from
+the 16-bit operand. The result has the derivative of a pick from the float32 value, so that its
+cotangent is added in float32 to those of the other consumers. In a softmax, the gradient of the
+label's logit is ``p - 1``: as a sum of two 16-bit terms, it is 0 for p = 0.999 in bfloat16.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def _is_lowered(plan: Plan, k: int) -> bool:
     """Whether an equation picks from a float32 value in a scope that lowers equations."""
     eqn, of = plan.jaxpr.eqns[k], plan.equations[k]
     is_bound = isinstance(of.action, Keep | Bind) and of.reason.code is not ReasonCode.SCOPE
-    # With explicit mesh axes, the program sets the sharding of each result; otherwise XLA chooses
-    # it.
+    # With explicit mesh axes, a pick stays as it is: the program, and not XLA, sets the sharding
+    # of each result.
     is_sharded = any(any(aval_of(v).sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
     return is_bound and not is_sharded and _is_float32(of)
 
@@ -70,7 +70,7 @@ class _Picking:
 
     Args:
         plan: The plan.
-        contexts: The positions of the equations that pick.
+        contexts: The positions of the equations that pick elements.
     """
 
     def __init__(self, plan: Plan, contexts: Collection[int]) -> None:
@@ -79,7 +79,8 @@ class _Picking:
         self._states.update(zip(plan.jaxpr.constvars, plan.consts, strict=True))
         self._makers: dict[Any, _Planned] = {}
         self._made: list[_Planned] = []
-        # Values that are picked in 16 bits, and their replacements for float32 consumers.
+        # The 16-bit values that elements are picked from, the picked elements, and the float32
+        # copies of both.
         self._narrow: set[Any] = set()
         self._rounded: dict[Any, Any] = {}
         for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):

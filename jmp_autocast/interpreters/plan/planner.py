@@ -127,7 +127,7 @@ class Planner:
         plan = plan or self._plan(jaxpr, *question)
         if kind is not None and twin is None:
             self._kinds[kind, *question] = plan
-        # `path` has only the scopes that the policy distinguishes: `Regions`.
+        # In the key, `path` has only the scopes that the policy distinguishes; see `Regions`.
         # The cache keeps the jaxpr alive, or another could get its id.
         self._plans[key] = jaxpr, plan
         return plan
@@ -184,7 +184,8 @@ class Planner:
         if (rule := planning_rule(ctx.name)) is not None:
             self.has_rules |= has_rule(ctx.eqn)
             return rounded_stream(ctx, plan_structural(rule, self, ctx))
-        # A rule function may depend on the source line, and a range costs a pass over its array.
+        # No plan is shared if a rule function may depend on the source line, or if an operand has a
+        # range, because comparing ranges takes a pass over the array.
         has_range = any([state.const_range is not None for state in ctx.given])
         if self._rule_functions or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
             return rounded_stream(ctx, plan_equation(ctx))

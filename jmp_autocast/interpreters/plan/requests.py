@@ -87,7 +87,7 @@ REQUESTS: tuple[Callable[[Producer], Request | None], ...] = (
 )
 
 
-# --- what refuses: a float32 array would be stored, or nothing is gained ---------------------
+# --- refusals: a float32 array would be stored, or nothing is gained -------------------------
 
 
 def _is_stream(it: Producer, request: Request) -> bool:
@@ -106,14 +106,14 @@ def _is_stream(it: Producer, request: Request) -> bool:
 
 
 def _is_gated_summand(it: Producer, request: Request) -> bool:
-    """A gated summand stays: a raised ``sigmoid(a) * b`` would keep both factors in float32."""
+    """A gated summand stays 16-bit: a float32 ``sigmoid(a) * b`` would widen both factors."""
     is_gated = it.ctx.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
     only_sums = not it.ctx.need & Need.BEYOND_SUMS
     return it.computed > 1 and is_gated and only_sums
 
 
 def _cannot_follow(it: Producer, request: Request) -> bool:
-    """Dtypes from a rule, a scope or the user stay, and so do ops that cost more than a cast."""
+    """An equation stays if a rule, a scope or the user sets its dtype, or if a cast costs less."""
     code = it.plan.reason.code
     if request.use is Use.LOW:
         # Lowering replaces the cast of the result by a cast of each computed operand. It pays for

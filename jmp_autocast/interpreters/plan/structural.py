@@ -52,7 +52,7 @@ from .value_facts import number_state
 
 
 class Plans(Protocol):
-    """The interface of `Planner` for planning rules, which `Planner` imports.
+    """The interface of `Planner` that planning rules use; `Planner` imports the rules.
 
     Attributes:
         policy: The policy of the program.
@@ -173,8 +173,8 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
     """
     (body,), is_custom = bodies(ctx.eqn), has_rule(ctx.eqn)
     if is_custom:
-        # The derivative rule computes products in the compute dtype. So does the function, whose
-        # operands lose their tags.
+        # The derivative rule computes products in the compute dtype. The operands lose their tags,
+        # so that the function does the same.
         given = [dataclasses.replace(s, tag=None) if s.tag else s for s in ctx.given]
         ctx = ctx._replace(given=tuple(given))
     inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
@@ -201,9 +201,9 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
 def _may_lower_in_rule(ctx: Context) -> bool:
     """Returns whether a rule of the user's own may have products that its function has not.
 
-    In such a function, the forward pass is a kernel, or a product of 8-bit integers, and the
-    backward pass is written in JAX. The rules of JAX's own functions have no products, except in
-    linear algebra.
+    An example is a function whose forward pass is a kernel, or a product of 8-bit integers, and
+    whose backward pass is written in JAX. The rules of JAX's own functions have no products,
+    except in linear algebra.
     """
     lowers = ctx.region.compute_dtype is not None
     return lowers and holds_rules(ctx.eqn) and not jax_function(called(ctx.eqn))
@@ -326,7 +326,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     (state,), (var,) = given, eqn.invars
     is_back = aval_of(eqn.outvars[0]).dtype == FLOAT32
     if is_back and ctx.region.names and ctx.region.names[-1] == _OURS:
-        # Autocast has added this cast after a kernel, whose result keeps its dtype.
+        # Autocast has added this cast after a kernel. It is left out: the result keeps its dtype.
         no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
         return EquationPlan(Cast(), given, (None,), (state,), no_cast)
     source, target = ctx.declared(var), ctx.declared(eqn.outvars[0])
@@ -341,7 +341,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
         action = Move() if _is_exact(var) else KEEP
         result = number_state(aval_of(var).dtype, target, state)
         return EquationPlan(action, given, (None,), (result,), cast)
-    # The planned dtype of the value may differ from its declared dtype.
+    # If the planned dtype of the operand is not its declared one, the cast is made anew.
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:
@@ -365,8 +365,8 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     # and then widened.
     use = Use.of(target)
     if use is Use.LOW and target != ctx.region.compute_dtype:
-        # With both uses, the producer is not rounded to the compute dtype, which lacks digits or
-        # range of `target`.
+        # `target` is the other 16-bit dtype. The second use keeps the producer from a rounding to
+        # the compute dtype, which lacks digits or range of `target`.
         use |= Use.FULL
     lowers = ctx.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None

@@ -57,10 +57,10 @@ class Sweeps:
         self._states = dict(given)
         self._contexts: list[Context] = []  # each equation as it was planned last
         self._equations: list[EquationPlan] = []
-        self._results: list[tuple[ValueState, ...]] = []  # of the last forward sweep
+        self._results: list[tuple[ValueState, ...]] = []  # those of the last forward sweep
         self._requests: dict[int, tuple[Request, ...]] = {}
-        self._call_requests: dict[int, list[tuple[Request, ...]]] = {}  # all to each call
-        self._shared: dict[int, frozenset[int]] = {}  # operands that other consumers widen
+        self._call_requests: dict[int, list[tuple[Request, ...]]] = {}  # all requests to each call
+        self._shared: dict[int, frozenset[int]] = {}  # operands with other float32 readers
         self._moved: set[int] = set()  # calls with other results than in the last forward sweep
 
     def run(self) -> tuple[list[EquationPlan], Mapping[Any, ValueState], Found]:

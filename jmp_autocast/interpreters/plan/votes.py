@@ -1,4 +1,4 @@
-"""Which operands set the dtype of a promoting equation, and which literals forbid 16 bits.
+"""Decides which operands set the dtype of a promoting equation, and which literals forbid 16 bits.
 
 A float32 sum of activations that were 16-bit before is rounded once (`rounded_stream`). An example
 is the sum in a residual network, after a norm of a convolution. The norm computes in float32 on
@@ -85,7 +85,7 @@ def _divisor_votes(ctx: Context, i: int) -> bool:
 
 
 def _summand_votes(ctx: Context, i: int) -> bool:
-    """Whether a summand may be larger than the sum: a source that is no bias and not small."""
+    """Whether a source votes as a summand: unless it is a bias or small, it may exceed the sum."""
     state = ctx.given[i]
     if is_harmless(state):
         return False
@@ -119,7 +119,7 @@ _CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes), (having("div1"
 
 
 def is_harmless(state: ValueState) -> bool:
-    """Returns whether a source may be rounded: one known value, exact in 16 bits, or in [-1, 1]."""
+    """Returns whether a source has one known value, `may_be_rounded`, or is within [-1, 1]."""
     if state.known_value is not None or state.may_be_rounded:
         return True
     return state.const_range is not None and state.const_range.found.is_within_one
@@ -244,9 +244,9 @@ def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
 def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
     """Whether an equation is float32 only because of its computed operands, as in PyTorch.
 
-    It is not if PyTorch computes the op in float32 (an exponential), if a guard decides (``h +
-    10000``), or if a position or another source votes: their results have digits of their own. At
-    level "compute" none of this counts, as with ``dtype=`` by hand.
+    The answer is no if PyTorch computes the op in float32 (an exponential), if a guard decides
+    (``h + 10000``), or if a position or another source votes: such a result has digits that 16 bits
+    lack. At level "compute", `rounded_stream` skips this check, as with ``dtype=`` by hand.
     """
     if plan.reason.code is not ReasonCode.PROMOTE_FULL:
         return False
