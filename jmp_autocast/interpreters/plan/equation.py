@@ -131,7 +131,7 @@ def _stands_in_scope(ctx: Context) -> EquationPlan | None:
 
 
 def _is_not_ours(ctx: Context) -> EquationPlan | None:
-    """An equation on float64 or float8 is kept, and so is a scatter with a user's update."""
+    """An equation on another float or complex dtype is kept, and a scatter with a user update."""
     # A user chooses float64 for its digits, float8 together with scales, and float16 in a bfloat16
     # program for values of a known range.
     if foreign := ctx.foreign:
