@@ -40,8 +40,8 @@ class PlannedParams:
         self._count = len(leaves)
         arrays = self.planned.call.arrays
         places = [i for i, x in enumerate(leaves) if is_array(x) or is_abstract(x)]
-        # Pairs of a leaf's and its input's position. If `is_by_place`, the first inputs are the
-        # arrays of the first argument.
+        # Each entry holds the position of a leaf, and the position of the input that the leaf
+        # becomes. If `is_by_place`, the arrays among the leaves are the first inputs, in order.
         self._entries: list[tuple[int, int]] = (
             [(i, k) for k, i in enumerate(places)]
             if is_by_place

@@ -50,8 +50,9 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
 
 
 # A backward pass reads an 8-bit residual, and in JAX the tangent of an 8-bit array has 8 bits. So
-# the second derivative is taken by a further operand of the product, `tangent_carrier` of the
-# source. The lowered product does not read it, and it is a constant zero, so XLA stores nothing.
+# the second derivative is taken with respect to a further operand of the product, the
+# `tangent_carrier` of the source. The lowered product does not read this operand, which is a
+# constant zero, so XLA stores nothing.
 tangent_carrier_p: Any = define_primitive(
     "tangent_carrier", value=jnp.zeros_like, aval=lambda x: x, jvp=_jvp, batch=_batch
 )

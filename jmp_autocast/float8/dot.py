@@ -49,7 +49,7 @@ class Factor(NamedTuple):
     """One factor of a product in 8 bits.
 
     Args:
-        source: The array before quantization, by which derivatives are taken.
+        source: The array before quantization. Derivatives are taken with respect to it.
         values: The 8-bit values.
         inverse: The inverse scale: a scalar, or an array from `quantize` with length 1 along the
             contracted dimensions.
@@ -131,7 +131,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], **params: Any) -> tupl
     out = float8_dot_p.bind(*primals, **params)
     factors = _factors(primals, params["raw"])
     terms = []
-    # The positions of the operands by which derivatives are taken: sources and the raw factor.
+    # Derivatives are taken with respect to the operands at these positions: the sources of the
+    # 8-bit factors, and the raw factor.
     for i, position in enumerate({None: (4, 5), 0: (0, 3), 1: (3, 1)}[params["raw"]]):
         if not is_zero(tangents[position]):
             terms.append(_by_tangent(i, tangents[position], factors[1 - i], **params))

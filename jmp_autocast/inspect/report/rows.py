@@ -178,5 +178,5 @@ def short_dtypes(row: Row) -> str:
 
 
 def reason_of(row: Row) -> str:
-    """Returns the code of the reason, with its cause."""
+    """Returns the reason code of a row, and the cause in parentheses if the row has one."""
     return f"{row.reason} ({row.cause})" if row.cause else row.reason

@@ -171,9 +171,9 @@ class _Picking:
     def _round(self, variables: Sequence[Any], eqn: JaxprEqn, of: EquationPlan) -> None:
         """Adds the float32 copies of 16-bit values with picked elements.
 
-        XLA drops a rounding that a cast back to float32 follows, unless it is a `reduce_precision`.
-        The float32 value would then differ from its picked 16-bit elements: the loss of a certain
-        label was -0.05 on a CPU.
+        XLA drops a cast to 16 bits before a cast back to float32, but keeps a `reduce_precision`.
+        Without the rounding, the float32 value would differ from its picked 16-bit elements: the
+        loss of a certain label was -0.05 on a CPU.
 
         Args:
             variables: The values that the last equation has computed.

@@ -188,8 +188,8 @@ def _factor_of(
     at = sources[i - count] if i >= count else i
     other = operands[1 - at]
     if 1 - at in sources:
-        # The factor is a view of the source, so that a second derivative reaches the source. The
-        # residual is the 16-bit copy.
+        # The other factor is the 16-bit copy of a source. A `source_view` passes its derivative on
+        # to the source, for second derivatives. The residual is the copy.
         other = source_view(operands[count + sources.index(1 - at)], other)
     return at, other, operands[2:count]
 

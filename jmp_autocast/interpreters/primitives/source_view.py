@@ -76,8 +76,8 @@ def source_view(full: Any, low: Any) -> Any:
 def detached(x: Any) -> Any:
     """Returns an array without its derivative, also in a function that is linear in the array.
 
-    The result is a view of a constant. `lax.stop_gradient` has no transpose, which JAX needs if the
-    array is a tangent in a user's derivative rule.
+    The result is the `source_view` of a constant. `lax.stop_gradient` has no transpose, which JAX
+    needs if the array is a tangent in a user's derivative rule.
 
     Args:
         x: An array.

@@ -434,7 +434,7 @@ _MAKES_NO_NAN = (having("moves") | {"convert_element_type"}) - {"gather"}
 
 @contextlib.contextmanager
 def _checked(eqn: JaxprEqn) -> Iterator[None]:
-    """Returns the context in which JAX checks an equation, unless it only moves elements."""
+    """Returns the context in which an equation is bound; a move or a cast gets no NaN check."""
     with contextlib.ExitStack() as contexts:
         contexts.enter_context(named_in_errors(eqn))
         if eqn.primitive.name in _MAKES_NO_NAN:
