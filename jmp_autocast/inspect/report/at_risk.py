@@ -38,8 +38,8 @@ _RAISES = frozenset(
 )
 
 _CONTRACTS, _TURNS = having("contracts"), having("turns")
-# If one operand comes from a product, and all other operands are sources, the result of these
-# primitives is the product, scaled or shifted.
+# These primitives scale or shift a product if one operand is the product and all other operands are
+# sources: inputs, constants, literals, or values computed only from these.
 _SCALES = having("moves") | {"convert_element_type", "neg", "mul", "div", "add", "add_any", "sub"}
 _CANCELS = "It is a difference of two 16-bit products, whose rounding remains where they cancel."
 _SOLVES = "Its operand comes from a 16-bit product, whose rounding a condition number multiplies."

@@ -17,8 +17,9 @@ Test = Callable[[frozenset[int]], bool]
 
 def run_bound(candidates: int) -> int:
     """Returns the limit of trial runs, including those that keep no candidate or all of them."""
-    # The search for one shortest prefix takes at most 2 * log2(candidates) runs: steps double, then
-    # intervals are halved. Ten more runs are for removals.
+    # One round of `find_needed` finds the shortest passing prefix in at most 2 * log2(candidates)
+    # runs: `_shortest` doubles its steps, then halves its interval. The limit leaves ten more runs
+    # to test whether candidates can be removed from the set.
     return math.floor(2 * math.log2(max(candidates, 1)) + 10)
 
 
@@ -86,7 +87,10 @@ def _shortest(
     passes: Callable[[int], bool],
     may_run: Callable[[], bool],
 ) -> int:
-    """Returns the smallest size that passes: steps from a guess double, then intervals are halved.
+    """Returns the smallest size of a prefix that passes.
+
+    From a guess, the search doubles its steps until it has a size that fails and a size that
+    passes. Then it halves the interval between the two.
 
     Args:
         end: A size that is known to pass.

@@ -275,8 +275,8 @@ def _exceeds_the_range(ctx: Context) -> EquationPlan | None:
 
     Without this guard, a mask's -1e9 was -inf in float16, and a masked row NaN.
     """
-    # The weights of a product are searched for large values for float16 (65,504) only: a value that
-    # exceeds bfloat16 (3.4e38) exceeds float32, too.
+    # In a product, only float16 needs the guard: a weight may exceed its maximum, 65,504. A weight
+    # that exceeds the maximum of bfloat16, 3.4e38, exceeds that of float32, too.
     if ctx.name in _CONTRACTS and ctx.compute_dtype != np.float16:
         return None
     reason = literal_guard(ctx.given, ctx.floats, ctx.compute_dtype)

@@ -35,7 +35,7 @@ class Need(enum.IntFlag):
     """The kinds of consumers of a value, as flags.
 
     Attributes:
-        POLE: A function that is infinite at some value, and multiplies an error near it.
+        POLE: A function that is infinite at some value, near which it multiplies an error.
         STEEP: A square root, which is infinitely steep at 0.
         SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
         SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
@@ -295,7 +295,7 @@ ROWS = (
         _POLE_AT_0 | _POLE_AT_1,
         _poles,
         _CHEAP,
-        # Near its pole the function multiplies an error of its operand by 1 / operand.
+        # Near its pole, a function such as `log` multiplies an error of its operand by 1 / operand.
         "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite",
         having("saturates"),
         "a function that is infinite at some value",

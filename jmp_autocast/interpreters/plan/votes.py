@@ -85,7 +85,7 @@ def _divisor_votes(ctx: Context, i: int) -> bool:
 
 
 def _summand_votes(ctx: Context, i: int) -> bool:
-    """Whether a source votes as a summand: it may exceed the sum, unless it is a bias or small."""
+    """Whether a source votes on a sum: it does, unless it is a bias or its elements are small."""
     state = ctx.given[i]
     if is_harmless(state):
         return False

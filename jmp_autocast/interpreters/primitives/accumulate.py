@@ -164,23 +164,24 @@ def _contraction(
 #
 # `jaxpr` takes (lhs, rhs, *rest) in dtype `low` and is linear in `lhs` and in `rhs`. It consists of
 # data movement and one contraction. It is transposed and batched by JAX's own rules, which cover
-# all contractions and shardings. The parameter `sources` holds the positions of the factors whose
-# derivative goes to one of the last operands instead.
+# all contractions and shardings. The parameter `sources` holds the positions of the factors that
+# are 16-bit copies of sources. The derivative of such a factor belongs to its source, one of the
+# last operands.
 
 
 def _factor_of(
     i: int, operands: Sequence[Any], sources: tuple[int, ...]
 ) -> tuple[int, Any, Sequence[Any]] | None:
-    """Returns the factor through which the result depends on an operand.
+    """Finds the factor, ``lhs`` or ``rhs``, whose derivative belongs to one operand.
 
     Args:
-        i: The position of the operand.
-        operands: All operands.
+        i: The position of the operand in ``operands``.
+        operands: All operands of the primitive: ``lhs``, ``rhs``, ``*rest``, ``*sources``.
         sources: The positions of the factors that are copies of sources.
 
     Returns:
-        The position (0 or 1) of the factor that a tangent of the operand replaces, the other
-        factor, and the operands after both; None if the operand has no derivative.
+        The position (0 or 1) of this factor, the other factor, and ``rest``. None if the operand
+        has no derivative: it is in ``rest``, or it is a copy, whose source has the derivative.
     """
     count = len(operands) - len(sources)
     if i < count and (i in sources or i > 1):
@@ -303,7 +304,8 @@ def _lowered(
 ) -> Any:
     """Evaluates a jaxpr; its contraction and all later equations run in dtype ``out``.
 
-    ``contract`` computes the contraction from its equation, its operands, ``low`` and ``out``.
+    ``contract`` computes the contraction from its equation, its operands, their dtype ``low`` and
+    the dtype ``out`` of the result.
     """
     contraction = contraction_of(jaxpr)
 

@@ -4,8 +4,8 @@ In a model of twelve layers without a loop, each line of a layer recurs twelve t
 are emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes
 and lowers once. The emitted program has the same equations in the same order as without this
 module. The key of the jaxpr consists of the plans, types, literals and the names relative to the
-line. Lines are outlined instead of layers, because JAX gives all inlined equations the source line
-of the call.
+line. A jaxpr holds one line and not a whole layer, because JAX gives all inlined equations the
+source line of the call.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def repeated_lines(
 
 
 def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iterator[_Occurrence]:
-    """Yields each occurrence of a line of two or more equations that may be outlined.
+    """Yields each occurrence of a line of two or more equations that a shared jaxpr may emit.
 
     A line of an unrolled loop occurs once for each iteration.
     """
@@ -223,7 +223,10 @@ def _period(keys: Sequence[Any]) -> int:
 def _plan_key(
     eqn: JaxprEqn, plan: EquationPlan, rule_of: Callable[[JaxprEqn], Hashable]
 ) -> Hashable:
-    """Returns a key of an equation and its plan, without variables; None if it is not outlined."""
+    """Returns a key of an equation and its plan, without variables.
+
+    The key is None if no shared jaxpr may hold the equation.
+    """
     action = plan.action
     if eqn.effects:
         return None

@@ -184,9 +184,10 @@ class Rewriter(KeepsValues):
         return run(jaxpr, steps, held, given)
 
     def _is_flat(self, given: Sequence[Value]) -> bool:
-        """Returns whether each equation is bound by itself, and no repeated line is outlined.
+        """Returns whether each equation is bound by itself, and no `Line` by its shared jaxpr.
 
-        This holds outside of `jit`, and with checks, labels or callbacks.
+        This is the case outside of `jit`, with JAX's debugging checks, with `label` or `planned`,
+        and if a derivative rule closes over a value of the program.
         """
         is_watched = self.label or self.planned or is_checked() or self.closed_over.holds_any
         return (
