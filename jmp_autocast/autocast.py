@@ -83,11 +83,12 @@ def autocast(
 
     Matmuls and convolutions run in the compute dtype; exponentials, logarithms, sums, norms and
     linear algebra run in float32. An elementwise operation between products runs in the widest
-    dtype among the operands that vote; any other elementwise operation runs in float32. The result
-    has the same signature and output types as ``fn``; gradients have the dtypes of the parameters
-    and accumulate in float32. ``autocast`` composes with ``jit``, ``grad``, ``vmap``,
-    ``shard_map``, ``checkpoint`` and the other transformations, inside and outside the wrapped
-    function, and with itself: an inner ``autocast`` governs its region.
+    dtype among the operands that vote (computed values always do, and most parameters do not); any
+    other elementwise operation runs in float32. The result has the same signature and output types
+    as ``fn``; gradients have the dtypes of the parameters and accumulate in float32. ``autocast``
+    composes with ``jit``, ``grad``, ``vmap``, ``shard_map``, ``checkpoint`` and the other
+    transformations, inside and outside the wrapped function, and with itself: an inner ``autocast``
+    governs its region.
 
     Outside ``jit``, each call is traced, planned and compiled again. Under ``jit`` this happens
     once per signature, and a call costs nothing extra.
@@ -157,7 +158,7 @@ class Autocast(Wrapper, NoContext):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Calls the function in mixed precision."""
         if not self._options.is_on:
-            # The mark keeps an outer `autocast` from casting in this region.
+            # The name of this scope keeps an outer `autocast` from casting inside it.
             args, kwargs = dequantized((args, kwargs))
             with jax.named_scope(mark(GOVERNED)), with_default_precision(), kernels_in(None):
                 return self._fn(*args, **kwargs)
@@ -204,7 +205,7 @@ class Autocast(Wrapper, NoContext):
         return nullcontext(arguments.Opened(fn, args, kwargs, params))
 
     def _options_of(self, call: arguments.Opened) -> Options:
-        """Returns the options of the wrapper with the ``params`` of an opened call."""
+        """Returns the wrapper's options, in which ``call.params`` replaces ``params``."""
         return dataclasses.replace(self._options, params=call.params)
 
     def keeping(self, residuals: ResidualChoice) -> Any:
@@ -241,7 +242,7 @@ def kind_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> type[Auto
 def opened(
     fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> AbstractContextManager[arguments.Opened]:
-    """Returns a context manager that yields the call, opened by its wrapper class."""
+    """Returns the context manager that `opened` of the wrapper class for this call returns."""
     return kind_of(fn, args, kwargs).opened(fn, (), args, kwargs)
 
 
@@ -326,7 +327,8 @@ class PlannedCall:
 
     def declared(self, *arrays: Any, planned: Callable[[Plan], None] | None = None) -> list[Any]:
         """Runs the planned program like `rewritten`, without planning its residuals."""
-        # JAX traces derivative rules while the program runs, and these may call decorated kernels.
+        # JAX traces the user's derivative rules while the program runs. A rule may call a kernel
+        # that `in_compute_dtype` decorates, and this kernel needs the policy.
         kernels = kernels_of(self.planner.policy) if self.planner.has_rules else nullcontext()
         with jax.named_scope(mark(GOVERNED)), kernels:
             label = _reason if ANNOTATED.value else None
@@ -361,8 +363,8 @@ def plan_call(
     inputs = input_states(body.invars, call.sources, policy)
     requests = [request_of(v.aval, options.output_dtype) for v in body.outvars]
     if options.output_dtype == "computed":
-        # Only outputs get PyTorch's dtypes; inner values keep the dtypes that are best for their
-        # consumers.
+        # The outputs are requested in the dtypes that PyTorch returns. All other values keep the
+        # dtypes that are best for their consumers.
         requests = computed_requests(planner, closed, inputs, requests)
     plan = planner.plan_program(closed, inputs, requests)
     return PlannedCall(call, traced, closed, planner, plan, options.residuals, choice)

@@ -9,8 +9,8 @@ import jax
 import numpy as np
 from jax import numpy as jnp
 
-# XLA may remove a cast to 16 bits and back. XLA:CPU removes such a pair at the kernel of a
-# convolution.
+# By default XLA may remove a cast to 16 bits together with the cast back to float32, and XLA:CPU
+# does so at a convolution.
 EVERY_ROUNDING = {"xla_allow_excess_precision": False}
 """Compiler options with which XLA removes no rounding of the program."""
 
@@ -54,7 +54,7 @@ class Hardware(NamedTuple):
 def default_device() -> Hardware:
     """Returns the default device of JAX."""
     device = jax.devices()[0]
-    # JAX does not document `compute_capability`, and only GPUs have it.
+    # `compute_capability` may be missing: JAX does not document it, and only GPUs have it.
     capability = str(getattr(device, "compute_capability", ""))
     return Hardware(device.platform, device.device_kind, capability)
 
@@ -102,7 +102,8 @@ def preferred_for(hardware: Hardware) -> Choice:
     # A CPU's kernels are not looked up: this would take 0.1 s and not change the result.
     if hardware.platform == "cpu":
         return Choice(_BFLOAT16, "the default on a CPU")
-    # "Tensor cores" is NVIDIA's term, and only NVIDIA's GPUs have a numeric capability.
+    # The message says "tensor cores", NVIDIA's term, for NVIDIA's GPUs: only their capability is
+    # a number.
     what = "tensor cores" if capability[:1].isdigit() else "matrix units"
     if units is None:
         reason = f"nothing is known of 16 bits on {kind} ({hardware.platform})"

@@ -69,7 +69,8 @@ def keep_less(
         keep_scopes: Patterns of ``jax.named_scope`` names, as in `Policy.with_rules`, in which
             nothing is computed again.
         params: Which arguments hold parameters, as for `autocast`. Parameters, even moved or cast,
-            are in memory anyway. Leave it out for a result of `autocast`, which has its own.
+            are in memory anyway. Leave ``params`` out if ``fn`` is a result of `autocast`, which
+            has its own.
 
     Returns:
         The function, to be differentiated; with ``fn=None`` a decorator. Equal functions and

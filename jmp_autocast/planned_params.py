@@ -15,7 +15,7 @@ from .policies import FLOAT32
 
 
 class PlannedParams:
-    """A planned call of a program, which maps the leaves of its first argument to inputs.
+    """A planned call of a program, and the input that each leaf of its first argument becomes.
 
     Args:
         wrapper: The program.
@@ -33,8 +33,9 @@ class PlannedParams:
         leaves, structure = jax.tree.flatten(params)
         is_by_place = wrapper.inputs_are_leaves
         if not is_by_place:
-            # The inputs are in another order than the leaves, and a shared leaf is one input. So
-            # they are matched by identity; abstract leaves are copied, because two may be the same.
+            # The inputs are in another order than the leaves, and a shared array is one input. So
+            # leaves and inputs are matched by identity. Abstract leaves are copied first, because
+            # one `jax.ShapeDtypeStruct` may stand for several parameters.
             leaves = [x.update() if is_abstract(x) else x for x in leaves]
         self.planned: PlannedCall = wrapper.planned(structure.unflatten(leaves), *args, **kwargs)
         self._count = len(leaves)
@@ -49,12 +50,16 @@ class PlannedParams:
         )
 
     def plan_for(self, inputs: Callable[[Sequence[ValueState]], Sequence[ValueState]]) -> Plan:
-        """Plans the program again, with the states that ``inputs`` makes of its input states."""
+        """Plans the program again, with the inputs' `ValueState`s changed by ``inputs``."""
         planned, plan = self.planned, self.planned.plan
         return planned.planner.plan_program(planned.closed, inputs(plan.inputs), plan.requests)
 
     def reads(self, plan: Plan) -> list[Read | None]:
-        """Returns the one use of each leaf; None for no use, several, or a leaf not in float32."""
+        """Returns how all consumers read each leaf, such as in one 16-bit dtype.
+
+        The result is None for a leaf that is not float32, that nothing reads, or that consumers
+        read in different ways.
+        """
         ways = read_dtypes(plan)
         found: list[set[Read | None]] = [set() for _ in range(self._count)]
         for i, k in self._entries:

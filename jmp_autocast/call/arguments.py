@@ -98,7 +98,7 @@ def check_params(params: Any) -> Any:
 def check_params_in_range(fn: Callable[..., Any], params: Any) -> None:
     """Raises ValueError if a position in ``params`` is beyond the signature of ``fn``."""
     signature = signature_of(fn) if isinstance(params, tuple) else None
-    if signature is None:  # no positions, or a builtin, whose positions are checked at its call
+    if signature is None:  # `params` has no positions, or `fn` is a builtin
         return
     # A function with `*args` takes any number of arguments; its positions are checked at the call.
     if all(p.kind is not p.VAR_POSITIONAL for p in signature.parameters.values()):
@@ -179,8 +179,8 @@ class Opened(NamedTuple):
         args: The positional arguments of ``fn``.
         kwargs: The keyword arguments of ``fn``.
         params: The value of ``params`` for `flatten`.
-        untrained: A predicate of an array's path, True if the framework takes no gradient by the
-            array.
+        untrained: A predicate of an array's path, True if the framework takes no gradient with
+            respect to the array.
         finish: A function that writes the new state into the caller's objects. It takes the result
             of ``fn`` and returns the result of the caller's function.
     """

@@ -1,4 +1,4 @@
-"""Errors for calls of `autocast` in the style of other libraries, which show the correct call."""
+"""Errors that show the correct call if `autocast` is called in the style of another library."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _TRANSFORM = "autocast is a function transform, not a context manager"
 
 
 class NoContext:
-    """The base class of results of `autocast`, which raise in a ``with`` statement."""
+    """The base class of the results of `autocast`: a ``with`` statement on one raises TypeError."""
 
     def __enter__(self) -> NoReturn:
         """Raises TypeError."""
@@ -45,7 +45,7 @@ class NoContext:
         )
 
     def __exit__(self, *error: object) -> None:
-        """Does nothing: ``with`` looks this method up before it calls ``__enter__``."""
+        """Does nothing, but must exist: ``with`` looks it up before it calls ``__enter__``."""
 
 
 class Decorator(NoContext, functools.partial[Any]):
@@ -138,7 +138,8 @@ def check_linen(fn: Any, args: tuple[Any, ...] = ()) -> None:
     """Raises TypeError for a Flax Linen module or method that `autocast` cannot trace.
 
     While a module is called, Linen records its variables, and tracers of an inner trace would leak
-    into them. After ``model.bind(variables)`` no variable may change, and nothing is recorded.
+    into them. A module from ``model.bind(variables)`` is accepted: its variables cannot change, so
+    Linen records nothing.
 
     Args:
         fn: The function.

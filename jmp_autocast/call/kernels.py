@@ -143,6 +143,6 @@ def _is_array(x: Any) -> bool:
 
 
 def _cast(x: Any, dtype: Any) -> Any:
-    # The mark distinguishes this cast from a cast of the program.
+    # The name of the scope distinguishes this cast from a cast of the program.
     with jax.named_scope(mark(CAST)):
         return lax.convert_element_type(x, dtype)

@@ -1,4 +1,4 @@
-"""The outputs of a call: their dtypes by ``output_dtype``, and objects that hold tracers."""
+"""Gives the outputs of a call their dtypes, and refuses outputs that hold tracers."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check_output_dtype(value: Any, policy: Policy) -> Any:
 
 
 def request_of(aval: Any, output_dtype: Any) -> Request:
-    """Returns the request for the dtype of an output of the program.
+    """Returns the `Request` that tells the planner the dtype of an output of the program.
 
     Args:
         aval: The aval of the output.
@@ -64,12 +64,12 @@ def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
         aval: The aval of the output in the traced function.
         output_dtype: ``"same"``, ``"computed"`` or a dtype.
     """
-    # An output such as `jnp.zeros(())` is a literal of the jaxpr: a NumPy or Python number, without
-    # `at` or `devices`. JAX has no arrays of float0.
+    # An output such as `jnp.zeros(())` is a literal of the jaxpr, which is a NumPy or Python
+    # number. It becomes a JAX array, unless it is a float0, of which JAX has no arrays.
     if isinstance(x, _NUMBERS) and getattr(x, "dtype", None) != jax.dtypes.float0:
         x = jnp.asarray(x)
-    # An equation that is bound again may lose the weak type of its result. Without the repair, the
-    # caller's arithmetic with that result could promote to another dtype.
+    # The rewritten program may lose the weak type of an output. It is restored, because otherwise
+    # the caller's arithmetic with the output could promote to another dtype.
     found = jax.typeof(x)
     if not isinstance(output_dtype, str) or not is_array_aval(aval) or found.dtype != aval.dtype:
         return x
@@ -77,7 +77,7 @@ def as_traced(x: Any, aval: Any, output_dtype: Any) -> Any:
 
 
 _DEPTH = 4
-"""The number of nested objects, each in an attribute of the last, that are searched for tracers."""
+"""How many levels of nested attributes of a returned object are searched for tracers."""
 
 
 def check_returned(leaf: Any, name: str) -> None:

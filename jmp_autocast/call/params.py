@@ -42,7 +42,7 @@ def with_weights(
 
     Args:
         paths: The path of each input, which begins with its argument's position or keyword.
-        known: What is known of each input before: a parameter in a module, else data.
+        known: For each input, a parameter if a module in the arguments holds it, else data.
         traced: The closed jaxpr of the program.
     """
     roots = list(map(root_of, paths))

@@ -1,4 +1,4 @@
-"""Two primitives for 8-bit products: `row_major` keeps a layout, `tangent_carrier` a tangent."""
+"""Helper primitives of 8-bit products: `row_major` for layouts, `tangent_carrier` for tangents."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def row_major(x: Any) -> Any:
     """Returns the array unchanged, and keeps XLA for GPUs from transposing its producer.
 
     cuBLASLt needs an 8-bit weight transposed, and XLA moves the transposition to the first producer
-    of the weight. For a layer in a ``scan`` this is the float32 stack of all layers, of which XLA
-    made a transposed copy. For six layers of 2,048 x 8,192 under ``jax.checkpoint``, the
-    temporaries on an H100 are 680 MiB without this primitive, 296 MiB with it, and 312 MiB in
-    bfloat16. For a program on several GPUs the primitive changes nothing.
+    of the weight. If a ``scan`` runs the layers, the first producer is the float32 stack of all
+    weights, of which XLA made a transposed copy. For six layers of 2,048 x 8,192 under
+    ``jax.checkpoint``, the temporaries on an H100 are 680 MiB without this primitive, 296 MiB with
+    it, and 312 MiB in bfloat16. For a program on several GPUs the primitive changes nothing.
 
     Example:
         >>> import jax.numpy as jnp
@@ -51,8 +51,8 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
 
 # A backward pass reads an 8-bit residual, and in JAX the tangent of an 8-bit array has 8 bits. So
 # the second derivative is taken with respect to a further operand of the product, the
-# `tangent_carrier` of the source. The lowered product does not read this operand, which is a
-# constant zero, so XLA stores nothing.
+# `tangent_carrier` of the array before quantization. This operand is a constant zero that the
+# lowered product does not read, so XLA stores nothing.
 tangent_carrier_p: Any = define_primitive(
     "tangent_carrier", value=jnp.zeros_like, aval=lambda x: x, jvp=_jvp, batch=_batch
 )

@@ -106,7 +106,10 @@ def arrays_of(leaf: Any) -> Iterable[tuple[str, Any]]:
 
 
 def next_of(arrays: Iterator[Any], leaf: Any) -> Any:
-    """Returns the next array; for a `QuantizedArray`, dequantizes the next values and scale."""
+    """Returns the float value of a leaf, made of the next one or two of the given arrays.
+
+    The two arrays of a `QuantizedArray` are its values and scale.
+    """
     if is_quantized(leaf):
         return QuantizedArray(next(arrays), next(arrays)).dequantized()
     return next(arrays)
@@ -136,7 +139,7 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return dequantize_p.bind(*all_at_front(operands, dims)), 0
 
 
-# This is a primitive, so that the planner finds its equation in the traced program.
+# Dequantization is a primitive, so that the planner finds its equation in the traced program.
 dequantize_p: Any = define_primitive(
     "dequantize",
     value=_float32,

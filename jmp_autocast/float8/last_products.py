@@ -1,4 +1,4 @@
-"""Finds the matrix products that no other product follows, such as a model's head."""
+"""Finds the matrix products whose results reach no other product, such as a model's head."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..interpreters.primitives.structure import Body, bodies
 
 
 def last_products(jaxpr: AnyJaxpr) -> frozenset[int]:
-    """Returns the ids of the equations of matrix products that no other product follows.
+    """Returns the ids of the equations of matrix products whose results reach no other product.
 
     Products of a backward pass do not count, so that the head of a model is also last under
     ``jax.grad``. If a jaxpr is called several times, an equation in it is last if it is last in
@@ -30,13 +30,13 @@ def last_products(jaxpr: AnyJaxpr) -> frozenset[int]:
 def _visit(
     jaxpr: AnyJaxpr, outputs: Sequence[bool], products: set[int], followed: set[int]
 ) -> list[bool]:
-    """Visits the equations of a jaxpr in reverse; returns whether a product consumes each input.
+    """Visits the equations of a jaxpr in reverse; returns whether each input reaches a product.
 
     Args:
         jaxpr: An open jaxpr.
-        outputs: Whether a later product consumes each output.
+        outputs: Whether each output reaches a later product.
         products: The ids of visited products are added to this set.
-        followed: The ids of products that another product follows are added to this set.
+        followed: The ids of products whose results reach another product are added to this set.
     """
     live = set(variables_in(itertools.compress(jaxpr.outvars, outputs)))
     for eqn in reversed(jaxpr.eqns):
@@ -61,13 +61,13 @@ def _visit(
 def _around(
     body: Body, results: Sequence[bool], products: set[int], followed: set[int]
 ) -> list[bool]:
-    """Returns whether a product consumes each input of a body, also in a later iteration."""
+    """Returns whether each input of a body reaches a product in this or a later iteration."""
     outputs = [r is not None and results[r] for r in body.results]
     jaxpr = body_of(body.jaxpr)
     while True:
         inputs = _visit(jaxpr, outputs, products, followed)
-        # If a product consumes a carry's input, a product of the next iteration consumes its
-        # output.
+        # If the input of a carry reaches a product, the output of the carry reaches this product
+        # in the next iteration.
         again = [k for i, k in body.carries if inputs[i] and not outputs[k]]
         if not again:
             return inputs

@@ -49,15 +49,15 @@ class Products:
         self._last: frozenset[int] = frozenset()
 
     def look_at(self, jaxpr: AnyJaxpr) -> None:
-        """Finds the products of the program that no other product follows."""
+        """Finds the products of the program whose results reach no other product."""
         self._last = last_products(jaxpr)
 
     def in_scope(self, name: str) -> PlansProduct | None:
         """Returns the function that plans products in a scope; None if they stay in 16 bits."""
         if not name:
             return self._recipe and functools.partial(self._planned, self._recipe)
-        # A scope with a "float8" rule skips no product: a product that no other matrix product
-        # follows (`look_at`) runs in 8 bits there, too.
+        # A scope with a "float8" rule skips no product: a product whose result reaches no other
+        # product (`look_at`) runs in 8 bits there, too.
         recipe = dataclasses.replace(self._recipe or Float8(), skip=())
         return functools.partial(self._planned, recipe)
 
@@ -99,8 +99,8 @@ class Products:
 class Multiply:
     """A function that multiplies two operands in 8 bits by `float8_dot`.
 
-    The 8-bit copies are made of the values as computed: an activation in float32 is not rounded to
-    16 bits first, which would round it twice.
+    The operands are quantized in their computed dtypes: a float32 activation is not cast to 16 bits
+    first, which would round it twice.
 
     Args:
         recipe: How the operands and derivatives are quantized.

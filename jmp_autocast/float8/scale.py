@@ -1,4 +1,7 @@
-"""Quantization of arrays to 8-bit values and scales, and the planner's keys of these copies.
+"""Quantizes arrays to 8-bit values and scales, and has the keys of these in the planner's cache.
+
+A source is an array before quantization, and a copy of it is its 8-bit values or their scale. The
+planner keeps the copies of an array in a dict, and the keys are `Values` and `ScaleOf`.
 
 A scale is a power of two. Multiplying by it or by its inverse rounds nothing, so the only error is
 the rounding to 8 bits. For 400 random tensors in e4m3 the error was 2.650 %, against 2.644 % with
@@ -64,13 +67,13 @@ class Weight:
 
     @property
     def in_slices(self) -> bool:
-        """Whether the stored copy has several scales."""
+        """Whether the array is stored in 8 bits with several scales, one for each slice."""
         return bool(self.scales)
 
     def moved(self, is_whole: bool) -> Weight:
-        """Returns the tag of a moved value.
+        """Returns the tag of the result of a data movement, such as a reshape or a slice.
 
-        A stored scale stays if it is the only one and the move keeps all elements.
+        The result has the stored scale if there is only one and all elements are kept.
         """
         return self if is_whole and self.scales == 0 else Weight(trained=self.trained)
 
@@ -79,18 +82,18 @@ class Weight:
         return Weight(self.scales - 1 if self.scales else None, self.trained)
 
     def gives(self, key: CopyKey) -> bool:
-        """Returns whether a loop slices the stored copy and its scales, rather than the source."""
+        """Returns whether a loop slices stored 8-bit values and scales, not the float32 array."""
         return self.in_slices and isinstance(key, Values | ScaleOf) and key.when_moved != "anew"
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Values:
-    """The key of the values of an 8-bit copy.
+    """The key of the 8-bit values of an array.
 
     Args:
         format: The dtype of the values. The field is not named ``dtype``, because NumPy would
             accept the key as a dtype.
-        rows: The dimensions along which the copy has different scales.
+        rows: The dimensions along which the values have different scales.
     """
 
     format: np.dtype
@@ -98,7 +101,10 @@ class Values:
 
     @property
     def when_moved(self) -> Literal["moves", "anew"]:
-        """Whether a copy moves with its array; a copy with row scales is made anew instead."""
+        """Says how to get the values of a moved (transposed or reshaped) array.
+
+        They are the moved values; with row scales the array is quantized anew.
+        """
         return "anew" if self.rows else "moves"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
@@ -122,7 +128,7 @@ class Values:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ScaleOf:
-    """The key of the inverse scale of an 8-bit copy; row scales have the rank of the array.
+    """The key of the inverse scale of 8-bit values; row scales have the rank of the array.
 
     Args:
         values: The key of the values.
@@ -132,7 +138,7 @@ class ScaleOf:
 
     @property
     def when_moved(self) -> Literal["stays", "anew"]:
-        """Whether a scale stays when its array moves; row scales are computed anew instead."""
+        """Says that a moved array keeps its scale; only row scales are computed anew."""
         return "anew" if self.values.rows else "stays"
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
@@ -142,14 +148,17 @@ class ScaleOf:
         return {self: lax.squeeze(inverse, rest)}
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
-        """Returns True, because the scale as an operand saves the call a pass over the weight."""
+        """Returns True: a call that gets the scale as an operand saves a pass over the weight."""
         return True
 
 
 def _scale_dimensions(
     key: Values, rank: int, tag: Tag | None
 ) -> tuple[tuple[int, ...], Sequence[int]]:
-    """Returns the dimensions along which scales differ, and those that a stored scale lacks."""
+    """Returns the dimensions along which the scales differ, and those to drop from a new scale.
+
+    A new scale has length 1 along the dropped dimensions, which a stored scale does not have.
+    """
     stored = tag.scales or 0 if isinstance(tag, Weight) else 0
     if key.rows or not stored:
         return key.rows, ()

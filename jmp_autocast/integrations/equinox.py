@@ -1,7 +1,7 @@
 """float16 training of Equinox models: filtered gradients of a scaled loss.
 
-`jmp_autocast.autocast` takes Equinox models without an adapter. `jax.grad` refuses their leaves
-that are no arrays.
+`jmp_autocast.autocast` takes Equinox models without an adapter. Gradients need this module, because
+`jax.grad` refuses the leaves of a model that are no arrays.
 """
 
 from __future__ import annotations

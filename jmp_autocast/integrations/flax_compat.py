@@ -65,7 +65,8 @@ def merge_nodes(graphdef: Any, state: Sequence[tuple[Path, Any]], inner: bool) -
 def is_unchanged(after: Any, before: Any) -> bool:
     """Returns whether the graph after a call equals the graph before it.
 
-    `with_same_outer_index` gives the earlier graph the object indices of a graph after a merge.
+    The graph after a call also holds the index that each object had before the call. The method
+    `with_same_outer_index` adds these indices to the earlier graph, so that the two can be equal.
     """
     return same_structure(after, before.with_same_outer_index())
 
@@ -124,7 +125,7 @@ def raw_value(leaf: Any) -> Any:
 
 
 def metadata(leaf: Any) -> Any:
-    """Returns the type and metadata (sharding names, hooks) of a variable; None for any other."""
+    """Returns the type and metadata (sharding names, hooks) of a variable, else None."""
     return (type(leaf), leaf.get_metadata()) if isinstance(leaf, nnx.Variable) else None
 
 

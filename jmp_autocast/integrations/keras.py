@@ -67,7 +67,8 @@ class AutocastPolicy(keras.dtype_policies.DTypePolicyMap):
         True
     """
 
-    # The base class is a map because Keras restores any other dtype policy of a layer by its name.
+    # The base class is `DTypePolicyMap`. Of a dtype policy with any other base class, Keras would
+    # restore only the name, and the `Policy` would be lost.
 
     def __init__(self, policy: Any = BF16, policy_map: Any = None) -> None:
         super().__init__("float32", policy_map)
@@ -206,7 +207,7 @@ def _policy_of(model: Any) -> Policy | None:
                 f"{first.name!r} has {shown(policy)}, and {layer.name!r} has {shown(other)}. Write "
                 f"one, such as BF16.with_rules({{'*': 'float32'}}, scope='*/{layer.name}')."
             )
-    if len(ours) == 1 and first is model:  # the layers are older than the policy
+    if len(ours) == 1 and first is model:  # the layers are older than its policy
         return policy
     # An inner model loses its dtype policy when it is saved, so only its layers are read.
     for layer, other in own:

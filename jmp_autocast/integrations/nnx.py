@@ -1,4 +1,4 @@
-"""`autocast` for Flax NNX: calls update the state of modules, and modules name their scopes.
+"""`autocast` for Flax NNX, which updates the state of modules and opens scopes for them.
 
 `scaled_value_and_grad` and `train_step` are for training in float16.
 """
@@ -120,7 +120,7 @@ class NNXAutocast(Autocast):
             out = cast_outputs(out, self._options)
             return call.finish((out, changed, after))
 
-    # The tools of `inspect` run calls with the next two methods.
+    # The tools of `inspect` also call the next two methods.
     @staticmethod
     def takes(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Returns whether the function or an argument of a call holds NNX objects."""

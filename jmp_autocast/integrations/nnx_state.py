@@ -82,7 +82,7 @@ class After(NamedTuple):
     dtypes: list[Any]
 
     def arranged(self, out: Sequence[Any], nodes: Iterable[Any] = itertools.repeat(_NODE)) -> Any:
-        """Returns the function's result, given its arrays, and its NNX objects or placeholders."""
+        """Returns the function's result, made of its arrays and its NNX objects or placeholders."""
         arrays, returned = iter(out), iter(nodes)
         leaves = [next(returned if is_node else arrays) for is_node in self.is_node]
         return jax.tree_util.tree_unflatten(self.tree, leaves)
@@ -195,7 +195,8 @@ def opened(
         names = tuple(name for _, name, _ in state)
         graph = ModuleGraph(tree, leaves, graphdef, names, state)
 
-        # A variable may hold a container, and `path` may be that of an array inside it.
+        # `path` may lead to an array in a container that a variable holds. Then `_known` returns
+        # the path of the variable.
         def is_known(path: str) -> bool:
             return is_param[_known(path, is_param)]
 

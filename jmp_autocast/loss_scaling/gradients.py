@@ -52,7 +52,7 @@ def scaled_value_and_grad(
         TypeError: ``fn`` is not callable, or ``argnums`` are not positions. At the call: the loss
             is not a floating scalar, or ``has_aux`` is set and ``fn`` returns no pair.
         ValueError: At the call: the optimizer state holds no loss scale or several, or the scale is
-            a number that is not finite and above 0.
+            not a finite number above 0.
 
     Example:
         >>> import jax.numpy as jnp

@@ -2,8 +2,8 @@
 
 XLA for GPUs merges kernels that read the same array, however small. `jax.random.bits` counts the
 elements with a vector that all arrays of one width share, and `jax.random.split` returns one array
-of keys. With these, one kernel updates all matrices, and all their gradients are alive at the same
-time. Kernels that share only scalars are not merged.
+of keys. With such shared operands, one kernel updates all matrices, and all their gradients are
+alive at the same time. Kernels that share only scalars are not merged.
 
 `split` and `bits` are jitted, so that each is traced once for a count or shape. Without ``jit``,
 444 draws took 0.5 s more, and each eager call traced its branches again.

@@ -35,7 +35,7 @@ class CastPolicy(enum.Enum):
             jaxpr of a fixed dtype, so it is emitted with operands and addition in float32. Any
             other operation runs as under ``FP32``.
         PROMOTE: Between products, operands are cast to the widest dtype among the operands that
-            vote; elsewhere, to float32.
+            vote (computed values always do, most parameters do not); elsewhere, to float32.
         KEEP: Operands keep the dtypes that the program declares.
 
     Example:

@@ -111,7 +111,8 @@ def with_usage(line: str) -> Callable[[F], F]:
             try:
                 return fn(*args, **kwargs)
             except TypeError as error:
-                # Only if Python refuses the arguments, the traceback has no frame of `fn`.
+                # If Python refuses the arguments, the traceback has no frame of `fn`. Any other
+                # TypeError comes from inside `fn`, and is raised unchanged.
                 if error.__traceback__ is None or error.__traceback__.tb_next is not None:
                     raise
                 raise TypeError(f"{error}. Write {line}.") from None

@@ -50,8 +50,8 @@ class Float8:
             an H100 gains 7 % at 2048 x 768 x 3072, by estimate.
         multiple: All three sizes of a product must be multiples of this number. GPUs pad other
             sizes to multiples of 16.
-        skip: ``("last",)``: a product that no other matrix product follows, such as that of the
-            logits, stays in the compute dtype. ``()``: no product is skipped.
+        skip: ``("last",)``: a product whose result reaches no other matrix product, such as that of
+            the logits, stays in the compute dtype. ``()``: no product is skipped.
         emulate: True rounds to 8 bits on every backend, for studies. An optimization barrier keeps
             XLA from removing the pair of casts to 8 bits and back.
         scaling: ``"tensor"``: one scale for an array. ``"row"``: one scale for each token of an

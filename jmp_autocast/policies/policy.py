@@ -127,8 +127,8 @@ class Policy:
                   lowered, as in `full_precision`;
                 * a 16-bit dtype: the primitive runs in this dtype. For ``"*"``, the dtype is the
                   compute dtype of the scope;
-                * ``"float8"``: products of weights run in 8 bits, also a product that no other
-                  follows;
+                * ``"float8"``: products of weights run in 8 bits, even those that ``Float8.skip``
+                  leaves out;
                 * a precision, for products that stay float32 and have none in the program:
                   a ``lax.Precision``, a ``lax.DotAlgorithmPreset`` with float32 operands, or
                   a name, such as ``"highest"`` or ``"tf32_tf32_f32"``. GPUs may multiply float32 in
@@ -241,7 +241,7 @@ class Policy:
 
     @property
     def data_abstains(self) -> bool:
-        """Whether inputs of the program that are as large as the result have no vote in its dtype.
+        """Whether inputs of the program have no vote in the dtype of a promoting operation.
 
         Example:
             >>> from jmp_autocast import BF16, Policy

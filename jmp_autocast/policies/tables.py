@@ -22,7 +22,7 @@ reports.
 
 
 def dot_rule(eqn: EquationView) -> CastPolicy:
-    """Matrix products are lowered; inner products of vectors promote, also in a batch.
+    """Matrix products run in the compute dtype; inner products of vectors promote, also in a batch.
 
     PyTorch lists ``mm``, ``bmm`` and ``linear`` as lower precision, and ``dot`` and ``vdot`` as
     promote: an inner product has no tensor-core kernel, and is usually a norm or a solver's step.
@@ -51,7 +51,8 @@ def div_rule(eqn: EquationView) -> CastPolicy:
 
 
 # Rounding commutes with these primitives: each is linear, and only moves, copies or selects
-# elements of one operand. If that operand is a source, so is the result.
+# elements of one operand. If that operand is an input of the program or a constant, the planner
+# treats the result like the operand.
 DATA_MOVEMENT = frozenset(
     """
     reshape transpose broadcast_in_dim broadcast_to squeeze rev slice dynamic_slice gather split
@@ -181,7 +182,7 @@ FUNCTIONS_RETURNING_OPERAND_DTYPE = frozenset(
 )
 
 # PyTorch runs these operations in float32. Here powers, and the copied elements of
-# ``jax.image.resize``, stay in 16 bits if their consumers lose nothing.
+# ``jax.image.resize``, stay in 16 bits if float32 would give their consumers no more precision.
 RETURNS_FLOAT32 = frozenset(("square", "integer_pow"))
 FUNCTIONS_RETURNING_FLOAT32 = frozenset(("_resize", "softplus"))
 
