@@ -294,7 +294,7 @@ class PlannedCall:
         call: The flattened arguments.
         traced: The jaxpr of the function.
         closed: The jaxpr that is planned: ``traced``, prepared by the planner.
-        planner: The planner, also of derivative rules that JAX traces later.
+        planner: The planner, which also plans derivative rules that JAX traces later.
         plan: The plan of the jaxpr.
         residuals: How much is kept for the backward pass, and where.
         choice: The chosen default compute dtype; None if the policy names one.

@@ -70,7 +70,7 @@ def cast_params(
         True
     """
     wrapper = wrapper_for("cast_params", fn, policy, (params, *args), kwargs)
-    if is_switched_off():  # without casts, the program reads float32
+    if is_switched_off():  # nothing is cast, so the program reads float32
         return params
     program = PlannedParams(wrapper, params, args, kwargs)
     # A leaf that `quantize_params` would store in 8 bits stays float32. `serving` is the plan of

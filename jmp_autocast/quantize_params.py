@@ -91,7 +91,7 @@ def quantize_params(
     """
     wrapper = wrapper_for("quantize_params", fn, policy, (params, *args), kwargs)
     _check_recipe(wrapper.policy, name_of(fn))
-    if is_switched_off():  # without casts, the program reads float32
+    if is_switched_off():  # nothing is cast, so the program reads float32
         return params
     leaves, structure = jax.tree.flatten(params)
     program = PlannedParams(wrapper, structure.unflatten(map(_widened, leaves)), args, kwargs)
@@ -102,7 +102,8 @@ def quantize_params(
     return structure.unflatten(stored)
 
 
-# Fixes for the warning, by words in the reason why a product stays in 16 bits.
+# The fixes that the warning suggests. A key is a part of the reason why a product stays in 16
+# bits.
 _FIXES = {
     "below the minimum": " Float8(minimum=...) sets it.",
     "no other matrix product follows": " Float8(skip=()) takes such products, too.",

@@ -335,7 +335,7 @@ def same_objects(one: Any, other: Any, unreadable: bool = False) -> bool:
     try:
         leaves, tree = jax.tree_util.tree_flatten(one)
         others, other_tree = jax.tree_util.tree_flatten(other)
-    except Exception:  # any error, raised by the class of a node
+    except Exception:  # any error of a pytree node's class
         return unreadable
     return tree == other_tree and all(a is b for a, b in zip(leaves, others, strict=True))
 

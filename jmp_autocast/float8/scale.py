@@ -1,7 +1,7 @@
-"""Quantizes arrays to 8-bit values and scales, and has the keys of these in the planner's cache.
+"""Quantizes arrays to 8-bit values and scales, which the planner keeps as copies of the array.
 
-A source is an array before quantization, and a copy of it is its 8-bit values or their scale. The
-planner keeps the copies of an array in a dict, and the keys are `Values` and `ScaleOf`.
+The copies of an array are in a dict: the key `Values` stands for the 8-bit values, and the key
+`ScaleOf` for the inverse scale. A tag is data that the planner attaches to an array.
 
 A scale is a power of two. Multiplying by it or by its inverse rounds nothing, so the only error is
 the rounding to 8 bits. For 400 random tensors in e4m3 the error was 2.650 %, against 2.644 % with

@@ -13,7 +13,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any, TypeVar
 
-os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads this once
+os.environ.setdefault("KERAS_BACKEND", "jax")  # Keras reads this variable once
 
 import keras
 import numpy as np
@@ -186,7 +186,7 @@ _FLOAT32 = keras.DTypePolicy("float32")
 
 
 def _own(layer: Any) -> Any:
-    """Returns the dtype policy of a layer, or the entry for the layer's path in its map."""
+    """Returns a layer's dtype policy, or that policy's entry for the layer's path if it has one."""
     policy = layer.dtype_policy
     while isinstance(policy, AutocastPolicy) and layer.path in policy:
         policy = policy[layer.path]

@@ -216,8 +216,8 @@ def _checked_loss(out: Any, has_aux: bool, fn: Callable[..., Any]) -> jax.Array:
 
 def _with_signature(wrapper: Callable[..., Any], fn: Callable[..., Any]) -> Callable[..., Any]:
     """Gives the wrapper the signature of ``fn``, with a parameter for the scale in front."""
-    # `jax.jit(wrapper, static_argnames=...)` reads the positions of names from the signature.
-    # `functools.wraps` sets the signature of ``fn``, which lacks the position of the scale.
+    # `jax.jit(wrapper, static_argnames=...)` reads the positions of names from the signature. The
+    # signature that `functools.wraps` sets would be wrong, because it lacks the scale.
     signature = signature_of(fn)
     if signature is None:
         return wrapper

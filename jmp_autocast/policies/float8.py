@@ -20,7 +20,7 @@ E5M2 = np.dtype(jnp.float8_e5m2)
 """The format of gradients, which need a wider range: 3 bits of precision, numbers up to 57,344."""
 
 FLOAT8 = "float8"
-"""The default recipe's name in strings and files; also a value of rules for scopes."""
+"""The name of the default recipe in strings and files; the value of a rule may be this name."""
 
 Gradient = Literal["e5m2", "e4m3"]
 WeightGradient = Literal["float8", "compute"]

@@ -141,7 +141,7 @@ class Match(NamedTuple):
 
 
 def match_in_code(depth: int, dtype: np.dtype, name: str) -> Match:
-    """Returns the match for a mark on the name stack, which wins over rules for the same scope."""
+    """Returns the match for a mark such as `full_precision()`; it wins over rules for its scope."""
     return Match(depth, _IN_CODE, 0, ANY, dtype, f"scope {name}")
 
 
