@@ -84,8 +84,8 @@ def __getattr__(name: str) -> Any:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)
     if hint := hint_for(name, __name__):
-        # `from jmp_autocast import name` drops the message of an AttributeError but shows that of
-        # an ImportError; `hasattr` expects an AttributeError.
+        # Python drops the message of an AttributeError in `from jmp_autocast import name`, so an
+        # import raises an ImportError. All else, such as `hasattr`, gets an AttributeError.
         caller = sys._getframe(1).f_globals.get("__name__")
         kind = ImportError if caller == "importlib._bootstrap" else AttributeError
         raise kind(f"{__name__} has no {name!r}. {hint}", name=__name__)

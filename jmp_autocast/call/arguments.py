@@ -68,7 +68,7 @@ def check_function(fn: Any, by: str, fix: str) -> None:
             "object. Wrap the function that calls the object, or decorate the class's __call__. "
             "For a Flax Linen class use jmp_autocast.integrations.linen.autocast."
         )
-    # The `__call__` of a callable object decides whether it computes later.
+    # A callable object computes later if its `__call__` is a generator or coroutine function.
     own_call = getattr(type(fn), "__call__", None)  # noqa: B004 - not to test for a callable
     for what, is_lazy in _LAZY.items():
         if is_lazy(fn) or is_lazy(own_call):

@@ -145,7 +145,7 @@ def _add_product(eqn: Any, given: Sequence[_Origin], found: dict[str, int]) -> N
     left, right = given[:2]
     ranks = [aval_of(v).ndim for v in eqn.invars[:2]]
     if eqn.primitive.name == "dot_general" and reading.dot_dimensions(eqn)[1][0]:
-        return  # batch dimensions: attention, a cache
+        return  # a product with batch dimensions, as in attention
     if min(ranks) > 1 and aval_of(eqn.outvars[0]).ndim == 0:
         return  # an inner product of arrays, such as labels and logarithms
     if _CONSTANT in (left, right):

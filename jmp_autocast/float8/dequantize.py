@@ -83,8 +83,8 @@ class QuantizedArray:
         return dequantize_p.bind(self.values, self.scale)
 
 
-# `jax.export` saves the pytree structures of arguments and results. A program that loads them must
-# import this package.
+# `jax.export` saves the pytree structures of arguments and results, and needs a registration for
+# that. A program that loads such an export must import this package.
 export.register_pytree_node_serialization(
     QuantizedArray,
     serialized_name="jmp_autocast.QuantizedArray",

@@ -207,7 +207,7 @@ def _policy_of(model: Any) -> Policy | None:
                 f"{first.name!r} has {shown(policy)}, and {layer.name!r} has {shown(other)}. Write "
                 f"one, such as BF16.with_rules({{'*': 'float32'}}, scope='*/{layer.name}')."
             )
-    if len(ours) == 1 and first is model:  # the layers are older than its policy
+    if len(ours) == 1 and first is model:  # only the model has a policy, no layer
         return policy
     # An inner model loses its dtype policy when it is saved, so only its layers are read.
     for layer, other in own:

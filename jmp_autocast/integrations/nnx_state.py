@@ -292,7 +292,7 @@ def _param_predicate(
 
     def is_param(path: Any, leaf: Any) -> bool:
         root, *inside = path
-        # A module that is `fn` or is bound to it is the model.
+        # A module that is `fn` or is bound to it is the model: all its state is parameters.
         if root.idx == _BOUND:
             return True
         # Variables of other types, such as batch statistics, are no parameters.

@@ -173,7 +173,7 @@ def _cotangent(factor: jax.Array, dtype: Any) -> jax.Array:
     limits = jnp.finfo(dtype)
     largest = 2.0 ** math.floor(math.log2(float(limits.max)))  # 2**15 in float16
     # The cotangent is a power of two, so the later factor of the gradients, scale / cotangent, is
-    # exact. The scale is not rounded by a cast to ``dtype`` and back, which XLA may remove.
+    # exact. A cast of the scale to ``dtype`` and back would not do, because XLA may remove it.
     power_of_two = lax.reduce_precision(factor, exponent_bits=8, mantissa_bits=0)
     return jnp.clip(power_of_two, float(limits.smallest_normal), largest)
 

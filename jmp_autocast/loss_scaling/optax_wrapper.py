@@ -128,7 +128,7 @@ def dynamic_loss_scaling(
     """
     make_scale = functools.partial(
         dynamic_scale,
-        init_scale,  # by position: the state has no field of this name
+        init_scale,  # passed by position, because no field of the state has this name
         growth_factor=growth_factor,
         backoff_factor=backoff_factor,
         growth_interval=growth_interval,

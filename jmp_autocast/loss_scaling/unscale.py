@@ -28,7 +28,7 @@ def all_finite(scale: jax.Array, grads: Any, axis_name: AxisName) -> jax.Array:
     leaves = [jnp.asarray(leaf) for leaf in jax.tree.leaves(grads) if is_inexact(leaf)]
     finite = (scale >= SMALLEST_SCALE) & (scale <= LARGEST_SCALE)
     for leaf in leaves:
-        # A finite number times zero is 0; an infinity or a NaN times zero is NaN. The sum reads the
+        # The sum of a leaf times zero is NaN if any number is infinite or NaN, else 0. It reads the
         # leaf once and writes a scalar, while jnp.isfinite would write an array of bools.
         finite &= jnp.sum(_unscaled_leaf(leaf, scale) * 0) == 0
     if axis_name is not None:

@@ -36,7 +36,7 @@ class MasterWeightsState(NamedTuple):
         dtype('float32')
     """
 
-    stores_16_bits = True  # a loss-scaling wrapper passes 16-bit weights to it unchanged
+    stores_16_bits = True  # loss scaling leaves 16-bit weights as they are
 
     master_params: Any
     inner_state: optax.OptState

@@ -146,7 +146,7 @@ class Decision:
             'clip'
         """
         function = self.emit
-        # A rule may bind shapes and options to its function with `partial`.
+        # A rule may bind options to its function with `partial`; the name is that of the function.
         while isinstance(function, functools.partial):
             function = function.func
         return self.name or name_of(function)

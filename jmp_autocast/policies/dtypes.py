@@ -62,7 +62,7 @@ def find_dtype(value: Any) -> np.dtype | None:
     # NumPy raises ValueError for an object whose `dtype` attribute is None, such as a Flax layer.
     except (TypeError, ValueError):
         return None
-    # NumPy converts any class to the dtype `object`.
+    # NumPy converts any class to the dtype `object`, which is no answer.
     return None if dtype.hasobject else dtype
 
 
@@ -106,7 +106,7 @@ def as_compute_dtype(value: Any) -> np.dtype | Literal["default"]:
     """
     if is_default(value):
         return DEFAULT
-    # A name of an 8-bit or 4-bit format, such as "fp8", may be unknown to NumPy.
+    # Names such as "fp8" get an error of their own, because NumPy may not know them.
     is_narrow = isinstance(value, str) and _EIGHT_BITS.fullmatch(value.lower()) is not None
     dtype = None if is_narrow else as_dtype(value, "compute_dtype")
     if dtype is not None and dtype in COMPUTE_DTYPES:

@@ -107,7 +107,7 @@ def as_rule(value: Any, primitive: str) -> Rule | None:
     if is_function(value):
         check_rule_like(value, f"The rule for primitive {primitive!r}", "an EquationView")
         return cast(Rule, value)
-    # A cast policy for a whole loop would override the cast policies of the equations in its body.
+    # A loop takes no cast policy, which would override those of the equations in its body.
     if primitive in STRUCTURAL:
         raise ValueError(
             f"Primitive {primitive!r} is structural: it has no cast policy of its own, the "

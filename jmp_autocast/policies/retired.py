@@ -23,7 +23,7 @@ RETIRED: Mapping[str, str] = MappingProxyType(
         "with_precision": _HIGHEST,
     }
 )
-"""Each retired option or method with its replacement; ``name`` also stands for ``with_name``."""
+"""The replacement of each retired option; the key "x" also stands for the method "with_x"."""
 
 
 def instead_of(name: str) -> str:

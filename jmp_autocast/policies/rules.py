@@ -131,7 +131,7 @@ class Match(NamedTuple):
     kind: int
     position: int
     primitive: str
-    what: Any  # a `What`
+    what: Any  # a value of type `What`
     cause: str
 
     @property

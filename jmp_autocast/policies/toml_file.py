@@ -71,7 +71,7 @@ def policy_text(policy: Any) -> str:
             triples = (", ".join(map(_quoted, _words(*rule))) for rule in value)
             rules += [f"    [{triple}],\n" for triple in triples]
         elif isinstance(value, Float8):
-            # Words, integers, bools and lists of words have one form in JSON and in TOML.
+            # JSON writes words, integers, bools and lists of words in the form that TOML reads.
             options = {"recipe": FLOAT8, **value.changed}.items()
             tables += [_MATMUL, *(f"{name} = {json.dumps(x)}\n" for name, x in options)]
         elif value is not None:
