@@ -33,7 +33,7 @@ SHORT_NAMES = {
     "fp16": "float16",
     "bf16": "bfloat16",
 }
-"""Short names of dtypes, as in jmp and in jaxprs. Every option that takes a dtype takes them."""
+"""Short names of dtypes, as in jmp and in jaxprs. Every option that takes a dtype takes these."""
 
 
 def is_default(compute_dtype: Any) -> bool:

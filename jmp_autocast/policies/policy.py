@@ -241,7 +241,7 @@ class Policy:
 
     @property
     def data_abstains(self) -> bool:
-        """Whether inputs of the program have no vote in the dtype of a promoting operation.
+        """Whether inputs of the program do not affect the dtypes of elementwise operations.
 
         Example:
             >>> from jmp_autocast import BF16, Policy

@@ -16,7 +16,7 @@ from .equation_view import EquationView
 RULES_VERSION = "0.1"
 """The version of these tables and of the planner. CHANGELOG.md lists its changes.
 
-It is raised once after a release, with the first change of a program's dtypes that `nox -s dtypes`
+It increases once after a release, with the first change of a program's dtypes that `nox -s dtypes`
 reports.
 """
 

@@ -24,7 +24,7 @@ from .rules import ANY
 from .tables import RULES_VERSION
 
 VERSION = 2
-"""The version of the file format, raised when an older reader would misread a new file."""
+"""The version of the file format; it increases when an older reader would misread new files."""
 
 _HEADER = """\
 # A policy of jmp_autocast: how a program is cast. Policy.load(path) reads this file.
