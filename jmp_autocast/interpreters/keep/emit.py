@@ -46,7 +46,7 @@ _POLICY = jax.checkpoint_policies.save_only_these_names(SAVED)
 
 
 class _Atom(NamedTuple):
-    """The array of a variable, with its role, in a jaxpr that is not planned."""
+    """The array of a variable and its `Role`, used where equations are bound without a plan."""
 
     array: Any
     role: Role

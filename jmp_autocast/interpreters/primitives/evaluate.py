@@ -63,7 +63,7 @@ def evaluate(
 def as_function(
     closed: AnyJaxpr, around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext()
 ) -> Callable[..., list[Any]]:
-    """Returns the function of a closed jaxpr; each equation runs in the context of its trace.
+    """Returns a function that runs a closed jaxpr, each equation under the settings of its trace.
 
     JAX's own function ignores ``jax.enable_x64``, and would run 64-bit equations in 32 bits.
 

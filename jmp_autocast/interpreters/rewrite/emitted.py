@@ -1,4 +1,4 @@
-"""Functions that a policy's rule or an extension emits in place of an equation."""
+"""Calls the function that a policy's rule, or float8 training, puts in place of an equation."""
 
 from __future__ import annotations
 

@@ -54,8 +54,8 @@ class Line:
     Args:
         plans: The plans of the equations.
         casts: Pairs (operand, dtype) of the casts of operands.
-        by_copies: The operands that may get copies besides those in `casts`.
-        used_later: The operands that are used after the line.
+        by_copies: The operands of which the line may make further copies, besides `casts`.
+        used_later: The operands that equations after the line consume, too.
     """
 
     constvars: tuple[()]
@@ -105,7 +105,8 @@ def repeated_lines(
     if len(of_plans) > 0.75 * len(plans):
         return plan.jaxpr, plans
     of_plans = {i: _plan_key(*of, rule_of) for i, of in of_plans.items()}
-    # Numbers replace the keys of equations, because each line hashes the keys of its equations.
+    # Numbers replace the keys of equations, because numbers hash faster, and the key of a line is
+    # hashed with the keys of all its equations.
     numbers = {key: n for n, key in enumerate(of_plans.values()) if key is not None}
     of_plans = {i: numbers.get(key) for i, key in of_plans.items()}
     found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
@@ -132,8 +133,9 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
     last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
-    # `moved` holds the index of the first move of each variable. A copy of the moved value is made
-    # from a copy of the variable, at the first use of the copy, which may be after the line.
+    # `moved` maps a variable to the index of the first move of its elements, such as a transpose. A
+    # 16-bit copy of the move's result is made from a 16-bit copy of the variable when a consumer
+    # first needs it, which may be after the line.
     moved: dict[Any, int] = {}
     places: dict[Any, str] = {}
     of: list[str | None] = []
@@ -267,7 +269,7 @@ def _line(
     if not one.results or any(needs_float64(eqn) for eqn in window):
         return None
     numbers = {v: i for i, v in enumerate(one.operands)}
-    casts: dict[tuple[int, Any], None] = {}  # in the order of the reads
+    casts: dict[tuple[int, Any], None] = {}  # a dict keeps the order
     by_copies: set[int] = set()
     for eqn, plan in zip(window, plans, strict=True):
         replicates = plan.action.replicates if isinstance(plan.action, Bind) else ()
@@ -288,12 +290,14 @@ def _line(
 
 
 class _Traced(NamedTuple):
-    """The jaxpr of a line for operands of one kind.
+    """The traced jaxpr of a line, for operands of given types and copies.
 
     Args:
         call: Binds the jaxpr's equations and returns its arrays.
-        results: The results, each with its position among the arrays in place of its array.
-        copies: Triples (operand, key, position) of the copies of operands that the jaxpr makes.
+        results: The results of the line. `Value.array` holds the position of the array in the list
+            that ``call`` returns.
+        copies: The copies of operands that the jaxpr makes, as triples: operand, key, and position
+            in the list that ``call`` returns.
     """
 
     call: Callable[..., Sequence[Any]]
