@@ -133,7 +133,8 @@ class Regions:
         return self._found[key]
 
     def _find(self, names: tuple[str, ...], primitive: str) -> Region:
-        # An inner autocast has planned this equation under its own policy.
+        # An inner autocast has planned this equation under its own policy, so this policy changes
+        # nothing.
         if AS_DECLARED[0] in names:
             return Region(None, True, "an inner autocast governs the region", names)
         if names not in self._matches:

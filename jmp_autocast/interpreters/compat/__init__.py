@@ -329,7 +329,7 @@ def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
 
 
 def relative_contexts(eqns: Sequence[JaxprEqn], size: int) -> Hashable:
-    """Returns the settings of equations, and their name stacks after ``size`` outer entries."""
+    """Returns the settings of equations, and their name stacks without the first ``size`` names."""
     return tuple([(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns])
 
 

@@ -36,7 +36,7 @@ class Cut:
     """The values that are kept, and the values that are recomputed.
 
     Args:
-        kept: The kept values, with those that are in memory anyway.
+        kept: The kept values, also parameters and inputs, which are in memory anyway.
         recomputed: The values that the backward pass computes again.
         wanted: The values that derivatives read.
     """
@@ -160,7 +160,7 @@ class _Network:
         # Without arrays there are no edges.
         rows, columns, costs = np.array(edges, np.int64).reshape(-1, 3).T
         shape = (self.sink + 1 + len(self.behind),) * 2
-        capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # sums parallel edges
+        capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up parallel edges
         capacity.data = np.minimum(capacity.data, _INFINITE).astype(np.int32)
         flow = maximum_flow(capacity, self.source, self.sink).flow
         # `needed` holds the nodes that reach the sink by edges with capacity left. Of all minimum

@@ -107,7 +107,7 @@ class Emitter:
     def _bind(
         self, eqn: JaxprEqn, arrays: list[Any], roles: Sequence[Role], site: Site
     ) -> Sequence[Any]:
-        """Binds an equation, and plans the bodies inside of it that the choice covers."""
+        """Binds an equation, and plans residuals in its bodies if the user's choice allows it."""
         if _is_entered(eqn) and (site.in_loop or holds_loop(eqn) or not self.choice.loops_only):
             inner = site._replace(scope=(*site.scope, *scope_names(eqn)))
             functions = [self._function(eqn, body, roles, inner) for body in bodies(eqn)]

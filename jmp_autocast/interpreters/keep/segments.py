@@ -126,7 +126,7 @@ def _segment(group: Sequence[Step], cut: Cut) -> Unit:
 
 
 def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
-    """Removes segment outputs that no later unit consumes, and steps that only segments need."""
+    """Removes segment outputs, and steps outside of segments, that no later unit consumes."""
     needed = {v for v in graph.outputs if isinstance(v, Value)}
     found: list[Unit] = []
     for unit in reversed(units):

@@ -248,7 +248,7 @@ def _batch(
     operands, dims = list(operands), list(dims)
     size, count = registration.batch_size(operands, dims), len(operands) - len(sources)
     for k, i in enumerate(sources, count):
-        if dims[i] != dims[k]:  # source and copy need equal dims
+        if dims[i] != dims[k]:  # a source is batched as its copy is
             for j in (i, k):
                 operands[j], dims[j] = registration.at_front(operands[j], dims[j], size), 0
     batched = _trace(_batched(jaxpr, tuple(dims[:count])), params["low"], operands[:count])

@@ -27,7 +27,7 @@ _MOST_POSITIONS = 128
 # stride 2).
 _COLUMNS = 64
 
-# The parameters of a convolution with an entry for each spatial dimension.
+# The parameters of `conv_general_dilated` that have an entry for each spatial dimension.
 _OF_AXES = ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
 
 

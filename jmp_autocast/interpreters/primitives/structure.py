@@ -63,7 +63,7 @@ class Body:
         """The inputs that differ between iterations and are not slices."""
         if self.carries or None not in self.results:
             return frozenset(i for i, _ in self.carries)
-        return frozenset(range(self.fixed, len(self.operands)))  # no outputs
+        return frozenset(range(self.fixed, len(self.operands)))  # a loop's predicate
 
 
 class Copy(NamedTuple):
@@ -93,7 +93,7 @@ class Structure:
         rebind: Returns operands and parameters for a new equation. It takes an equation, its
             operands, a jaxpr for each body, and the copies that each jaxpr takes. None for a
             primitive that cannot be bound with other jaxprs.
-        is_call: Whether its results are the results of its one body on its operands.
+        is_call: Whether it runs its one body on its operands and returns the body's results.
         isolates: Whether its body is traced or sharded apart from the program around it. A source,
             such as a parameter, may then enter the body as a 16-bit cast, but not in another
             encoding such as float8.
@@ -136,7 +136,7 @@ def _structure_of(eqn: JaxprEqn) -> Structure:
 
 
 def is_call(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation's results are the results of its one body on its operands."""
+    """Returns whether an equation runs its one body on its operands, as a function call does."""
     return _structure_of(eqn).is_call
 
 

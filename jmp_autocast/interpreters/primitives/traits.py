@@ -12,7 +12,7 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | affine | maps integers to integers, up to a scale, as a sum of two positions is a position |
 | rounds | commutes with rounding: rounded operands give the rounded result |
 | clears | as `rounds`, and its transpose adds no cotangents: 16-bit cotangents stay exact |
-| feeds | is cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 consumer |
+| feeds | is cheap arithmetic: in float32 it costs a fused cast, and a consumer gets more digits |
 | sums | adds up its operands element by element |
 | shifts | may have a result smaller than an operand's rounding error, 2**-9 of the operand |
 | chooses | returns one of the operands, or the result of a comparison |

@@ -68,7 +68,7 @@ def _declared_avals(variables: Sequence[Any]) -> list[Any]:
 
 
 def _has_tangent(aval: Any) -> bool:
-    """Returns whether a value has tangents, which includes float64 and complex values."""
+    """Returns whether a value may have tangents: a float, also in float64, or a complex value."""
     return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 

@@ -1,4 +1,4 @@
-"""Calls the function that a policy's rule, or float8 training, puts in place of an equation."""
+"""Calls the function that a plan runs in place of an equation: a user's, or the package's own."""
 
 from __future__ import annotations
 

@@ -92,7 +92,7 @@ def repeated_lines(
 ) -> tuple[Any, Steps]:
     """Returns the jaxpr with one equation for each occurrence of a line that recurs.
 
-    The second result holds, for each of its equations, the plan or the line.
+    The second result holds, for each equation of this jaxpr, its plan or its `Line`.
 
     Args:
         plan: The plan of the jaxpr.
@@ -319,7 +319,8 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
     """
     for i, value in enumerate(operands):
         is_cast = i in line.by_copies or any(i == k for k, _ in line.casts)
-        # The copies of a concrete array are computed at trace time, outside of any jaxpr.
+        # A line that casts a concrete array is emitted equation by equation, because the copies of
+        # such an array are computed at trace time, outside of any jaxpr.
         is_known = is_cast and not isinstance(value.array, Tracer)
         if is_known or value.tag is not None or (value.move and i in line.by_copies):
             return run(line, operands)

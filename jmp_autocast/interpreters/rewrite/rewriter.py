@@ -2,6 +2,9 @@
 
 The equations are bound one after the other in the ambient trace, so that `grad`, `vmap` and `jit`
 around `autocast` see ordinary equations.
+
+A *source* is a value such as a parameter. Each of its copies has a key: a dtype, or an encoding
+such as float8.
 """
 
 from __future__ import annotations
@@ -242,7 +245,7 @@ class Rewriter(KeepsValues):
         return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
 
     def _inlined(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Any]:
-        """Emits the equations of a call inline, and returns its results as values."""
+        """Emits the equations of a call inline, and returns each result as a `Value`."""
         (inner,), (body,) = plan.inner, bodies(eqn)
         pairs = zip(operands, plan.operands, inner.inputs, strict=True)
         given = [x if d is None else Value.of(x.read(d), state) for x, d, state in pairs]

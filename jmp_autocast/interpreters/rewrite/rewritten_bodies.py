@@ -38,7 +38,8 @@ def rewritten_bodies(
         arrays: The operands, if the equation is bound now.
 
     Returns:
-        For each body, its jaxpr and the pairs (input, key) of its copies.
+        For each body, its jaxpr and its copies, as pairs (input, key). The key of a copy is a dtype
+        or an encoding such as float8.
     """
     copied = handed_in(eqn, plan, rewriter.known_copies)
     # With a label, even an unchanged body is rewritten, because its equations get a scope.

@@ -1,7 +1,8 @@
 """Values of the running program, each of which is cast once per dtype.
 
-Consumers read the 16-bit copy of a source through a `source_view`, so that the gradient is added up
-in float32.
+A *source* is a value such as a parameter. Each copy of a value has a key: a dtype, or an encoding
+such as float8. Consumers read the 16-bit copy of a source through a `source_view`, so that the
+gradient is added up in float32.
 """
 
 from __future__ import annotations
