@@ -1,4 +1,7 @@
-"""A jaxpr as a graph of values and steps, with the values that each derivative reads."""
+"""A jaxpr as a graph of values and steps, with the values that each derivative reads.
+
+An *opaque* step is never recomputed, and JAX keeps the values that its derivative reads.
+"""
 
 from __future__ import annotations
 

@@ -5,7 +5,8 @@ that consume its recomputed values; so the result of a GELU before a matmul is n
 backward pass never repeats a contraction of a segment, because no derivative inside the segment
 reads its result.
 
-The *level* of a step is the number of contractions and opaque steps before it; see `graph.py`.
+The *level* of a step is the number of contractions and opaque steps before it. An *opaque* step is
+never recomputed; see `graph.py`.
 """
 
 from __future__ import annotations

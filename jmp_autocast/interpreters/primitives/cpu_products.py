@@ -113,7 +113,7 @@ class _Side(NamedTuple):
 
     @property
     def copied_right(self) -> int:
-        """The number of elements to copy if this is the right operand, in its better layout."""
+        """The number of elements to copy if this is the right operand, in its cheaper layout."""
         return 0 if self.stands(self.batch, self.summed, self.rows) else self.copied_left
 
     def arranged(self, *groups: _Group) -> Any:

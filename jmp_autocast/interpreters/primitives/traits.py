@@ -9,7 +9,7 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | trait | meaning: the primitive ... |
 |---|---|
 | moves | rearranges, replicates or selects elements of operand 0, and is linear in it |
-| affine | maps integers to integers, up to a scale, as a sum of two positions is a position |
+| affine | maps integers to integers, up to a scale: a sum of two positions is a position |
 | rounds | commutes with rounding: rounded operands give the rounded result |
 | clears | as `rounds`, and its transpose adds no cotangents: 16-bit cotangents stay exact |
 | feeds | is cheap arithmetic: in float32 it costs a fused cast, and a consumer gets more digits |
@@ -21,7 +21,7 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | repeats | returns elements of operand 0, and its transpose may add up their cotangents |
 | damps | has a slope of at most 1/4: a rounding error of its operand does not add up in a loop |
 | saturates | flattens towards a limit: 16 bits round to the limit, float32 does not |
-| log0, div1 | needs all digits of operand 0, or 1: it is infinite or very steep near some values |
+| log0, div1 | needs all digits of operand 0 (log0) or 1 (div1): it is very steep near a value |
 | redispatch | has its update computation as a parameter of fixed dtype: it is emitted anew |
 | first | has the values of operand 0; other operands are indices, padding or its 16-bit copy |
 | whole | returns each element of operand 0: the largest element is the same |

@@ -1,4 +1,4 @@
-"""Emits each line of the user's program that recurs with equal plans by one shared jaxpr.
+"""Emits all occurrences of a line of the user's program with equal plans by one shared jaxpr.
 
 In a model of twelve layers without a loop, each line of a layer recurs twelve times. Its equations
 are emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes

@@ -187,7 +187,7 @@ class Rewriter(KeepsValues):
         return run(jaxpr, steps, held, given)
 
     def _is_flat(self, given: Sequence[Value]) -> bool:
-        """Returns whether each equation is bound by itself, and no line as a shared jaxpr (`Line`).
+        """Returns whether each equation is bound by itself, and no repeated line as a shared jaxpr.
 
         This is the case outside of `jit`, with JAX's debugging checks, with `label` or `planned`,
         and if a derivative rule closes over a value of the program.
@@ -304,8 +304,8 @@ class Rewriter(KeepsValues):
         params = {**eqn.params, **action.params} if action.params else eqn.params
         ours = is_lowered_by_us(eqn.primitive, arrays, params)
         if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
-            # CPUs lack kernels for some forms of this product and of its transposes. Products that
-            # the program itself declares in bfloat16 stay as they are.
+            # CPUs lack kernels for some forms of this product and of its transposes, so `accumulate`
+            # replaces it. A product that the program itself declares in bfloat16 is not replaced.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         # An equation with effects is bound without a cache, which would need hashes of all
