@@ -304,7 +304,7 @@ class Rewriter(KeepsValues):
         params = {**eqn.params, **action.params} if action.params else eqn.params
         ours = is_lowered_by_us(eqn.primitive, arrays, params)
         if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
-            # CPUs lack kernels for some forms of this product and of its transposes, so `accumulate`
+            # CPUs lack kernels for some forms of this product and of its transposes: `accumulate`
             # replaces it. A product that the program itself declares in bfloat16 is not replaced.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
