@@ -1,6 +1,6 @@
 """Automatic mixed precision for JAX by jaxpr rewriting.
 
-The types of the tools' results are in `jmp_autocast.inspect`.
+The types that tools such as `explain` and `compare` return are in `jmp_autocast.inspect`.
 """
 
 import importlib
@@ -78,8 +78,9 @@ _PACKAGES = "inspect", "integrations", "loss_scaling", "optimizers", "policies"
 
 
 def __getattr__(name: str) -> Any:
-    # The tools are a third of the package, and training needs none of them, so they are imported at
-    # their first use. A name of `__all__` that this module does not define is a tool.
+    # Tools such as `explain` and `compare` are a third of the package, and training needs none of
+    # them, so they are imported at their first use. A name of `__all__` that this module does not
+    # define is a tool.
     if name == "inspect" or name in __all__:
         tools = importlib.import_module(".inspect", __name__)
         return tools if name == "inspect" else getattr(tools, name)

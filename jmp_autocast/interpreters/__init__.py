@@ -1,4 +1,4 @@
-"""The interpreters, in their order: `before`, `plan`, `rewrite`, `after`.
+"""The interpreters of a jaxpr: `before`, `plan`, `rewrite` and `after`, in the order of their use.
 
 `before` prepares a jaxpr, `plan` decides dtypes, and `rewrite` emits the program. `after` answers
 questions about a finished plan, for the rewriter and for reports.

@@ -1,4 +1,8 @@
-"""The precision in force at an equation, read from the scopes around it."""
+"""The dtype and precision in force at an equation, read from the scopes around it.
+
+A region is *lowered* if its equations may run in a 16-bit compute dtype. A *mark* is a scope name
+that the package itself adds, such as that of ``full_precision()``.
+"""
 
 from __future__ import annotations
 
@@ -16,21 +20,21 @@ from ..scopes import BECAUSE, CAST, FULL, GOVERNED, mark, read_mark
 from .compat import JaxprEqn, scope_names
 
 AS_DECLARED = (mark(GOVERNED),)
-"""The scope path of a jaxpr in which nothing is lowered, whatever the policy says."""
+"""The scope path under which a jaxpr keeps its declared dtypes, whatever the policy."""
 
-# Prefixes of marks that record a transformation and have no effect on the dtype.
+# Marks with these prefixes record a change by the package, and do not affect the dtype.
 _OF_CALLS = (BECAUSE, CAST)
 
 PlansProduct: TypeAlias = Callable[..., Any]
 """The type of `Region.product`. The arguments are a product (`Context`), its plan in the compute
-dtype, and whether gradients of sources are float32. The result is the new plan of the product; see
-`plan/copies.py`.
+dtype, and whether gradients of parameters are float32. The result is the new plan of the product;
+see `plan/copies.py`.
 """
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Region:
-    """The precision in force at an equation.
+    """The dtype and precision in force at an equation.
 
     Args:
         compute_dtype: The dtype of matmuls; None if nothing is lowered.
@@ -82,8 +86,8 @@ class Regions:
         policy: The policy of the program.
         marks_only: Whether no pattern or rule of the policy matches names. Then only marks matter,
             and a layer that is called in 96 scopes is planned once.
-        product: Takes the policy's choice for a scope, a name, and returns the `Region.product` of
-            that choice, or None if it has none.
+        product: Returns the `Region.product` for a name such as ``"float8"``, which the policy
+            gives for a scope in place of a dtype, or for "" if it gives none. May return None.
         default_precision: As for `Region`.
     """
 
@@ -120,7 +124,8 @@ class Regions:
         names, primitive = scope_names(eqn), eqn.primitive.name
         key = path, names, primitive if primitive in self._named else ""
         if key not in self._found:
-            # Names that no pattern matches are dropped, so that regions compare as equal.
+            # If no pattern matches names, all names but marks are dropped, so that regions of
+            # different names compare as equal.
             seen = names
             if self._marks_only:
                 seen = tuple(name for name in names if read_mark(name) is not None)
@@ -128,7 +133,8 @@ class Regions:
         return self._found[key]
 
     def _find(self, names: tuple[str, ...], primitive: str) -> Region:
-        # An inner autocast has planned this equation under its own policy.
+        # An inner autocast has planned this equation under its own policy, so this policy changes
+        # nothing.
         if AS_DECLARED[0] in names:
             return Region(None, True, "an inner autocast governs the region", names)
         if names not in self._matches:
@@ -145,7 +151,7 @@ class Regions:
 
 
 def _matches_in_code(names: Sequence[str]) -> Iterator[Match]:
-    """Yields each ``full_precision()`` and ``compute_precision()`` scope among names as a match."""
+    """Yields a match for each name that a ``full_precision()`` or ``compute_precision()`` made."""
     for i, found in enumerate(map(read_mark, names)):
         if found is not None and not found.startswith(_OF_CALLS):
             yield match_in_code(i + 1, FLOAT32 if found == FULL else jnp.dtype(found), found)

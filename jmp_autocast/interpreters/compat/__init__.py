@@ -136,14 +136,14 @@ def fresh_make_jaxpr(fun: Callable, *avals: Any) -> ClosedJaxpr:
 def inner_jaxpr_key(params: dict[str, Any]) -> str:
     """Returns the name of the parameter that holds the called jaxpr.
 
-    ``jit`` and ``remat2`` call it ``jaxpr``, ``closed_call`` and the custom rules ``call_jaxpr``,
-    ``remat_opt`` (``optimize_remat``) ``fwd_jaxpr``.
+    The parameter is ``jaxpr`` in ``jit`` and ``remat2``, ``call_jaxpr`` in ``closed_call`` and in
+    functions with custom rules, and ``fwd_jaxpr`` in ``remat_opt`` (``optimize_remat``).
     """
     return next(key for key in ("jaxpr", "call_jaxpr", "fwd_jaxpr") if key in params)
 
 
 def jax_function(jaxpr: AnyJaxpr) -> str:
-    """Returns the name of the function that a jaxpr traces if JAX defines it, else "".
+    """Returns the name of the function from which a jaxpr was traced if JAX defines it, else "".
 
     ``jax.experimental`` counts as user code, because its kernels have rules written in JAX.
     """
@@ -154,7 +154,7 @@ def jax_function(jaxpr: AnyJaxpr) -> str:
 
 
 def function_name(jaxpr: AnyJaxpr) -> str:
-    """Returns the name of the function that a jaxpr traces."""
+    """Returns the name of the function from which a jaxpr was traced."""
     return body_of(jaxpr).debug_info.func_name
 
 
@@ -257,7 +257,7 @@ def named_in_errors(eqn: JaxprEqn) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # its type is compared by name, as it may be private
+    except Exception as error:  # the type of the error may be private to JAX
         kind = type(error).__name__
         if not isinstance(error, FloatingPointError) and kind != "InternalFloatingPointError":
             raise
@@ -329,7 +329,7 @@ def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
 
 
 def relative_contexts(eqns: Sequence[JaxprEqn], size: int) -> Hashable:
-    """Returns the settings of equations, and their name stacks after ``size`` outer entries."""
+    """Returns the settings of equations, and their name stacks without the first ``size`` names."""
     return tuple([(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns])
 
 

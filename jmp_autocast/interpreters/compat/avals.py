@@ -1,4 +1,4 @@
-"""Facts about abstract values that have no public attribute, and symbolic zeros."""
+"""Facts about abstract values for which JAX has no public attribute, and symbolic zeros."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def set_weak_type(x: Any, aval: Any) -> Any:
 
 
 def device_varying(tree: Any, axes: Any = None) -> Any:
-    """Types arrays as varying over the devices of the surrounding ``shard_map``, if there is one.
+    """Marks arrays as varying over the devices of the surrounding ``shard_map``, if there is one.
 
     The carry of a loop must keep its type. A counter starts as the same zero on all devices, but
     its later values may differ between them.

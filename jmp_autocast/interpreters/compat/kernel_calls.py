@@ -1,4 +1,4 @@
-"""The compute dtype of the kernels that are traced now."""
+"""The compute dtype of kernels with the decorator `in_compute_dtype`, during a trace."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ A user context is part of the key of JAX's caches, so a change of it traces func
 
 
 def kernels_in(dtype: Any) -> contextlib.AbstractContextManager[Any]:
-    """Returns a context in which decorated kernels run in a dtype; None keeps their own dtypes."""
+    """Returns a context in which kernels with `in_compute_dtype` run in a dtype.
+
+    With None they keep their own dtypes.
+    """
     now = KERNEL_DTYPE.value
     is_same = dtype is None if now is None else dtype is not None and now == dtype
     return contextlib.nullcontext() if is_same else KERNEL_DTYPE(dtype)

@@ -24,7 +24,10 @@ def trace_context() -> Hashable:
 
 
 def backends_are_set_up() -> bool:
-    """Returns whether JAX has opened a backend. `jax.distributed` must be initialized before."""
+    """Returns whether JAX has opened a backend.
+
+    From then on, `jax.distributed` can no longer be initialized.
+    """
     initialized = private("jax._src.xla_bridge.backends_are_initialized")
     return initialized is not None and initialized()
 

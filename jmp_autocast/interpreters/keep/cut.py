@@ -4,6 +4,9 @@ A value is either kept, at the cost of its bytes, or recomputed from values that
 recomputed, too. The cheapest choice is a minimum cut between the inputs and the operands of the
 derivatives. The cut recomputes the values that a person would choose (the normalized values of a
 LayerNorm, the chain of a GELU, a softmax from its scores) without a rule for any of them.
+
+An *opaque* step is never recomputed. The *level* of a value is the number of contractions and
+opaque steps before it; see `graph.py`.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ class Cut:
     """The values that are kept, and the values that are recomputed.
 
     Args:
-        kept: The kept values, with those that are in memory anyway.
+        kept: The kept values, also parameters and inputs, which are in memory anyway.
         recomputed: The values that the backward pass computes again.
         wanted: The values that derivatives read.
     """
@@ -106,7 +109,8 @@ class _Network:
         self.behind: dict[Value, int] = {}
         self.unit = max(1.0, sum(v.nbytes for v in self.number) / _TOTAL)
         self.wanted = {v: None for step in graph.steps for v in step.reads}
-        # JAX keeps the operands of an opaque step. The steps of an excluded scope are opaque, too.
+        # JAX keeps the operands that the derivative of an opaque step reads. Steps in the user's
+        # `keep_scopes` are opaque, too.
         self.forced = {v: None for s in graph.steps if s.kind is StepKind.OPAQUE for v in s.reads}
         self.fixed = _fixed(graph, strict)
         self.edges = self._edges(graph.steps)
@@ -133,11 +137,11 @@ class _Network:
         return max(2, round(v.nbytes / self.unit))
 
     def _given(self, v: Value, step: Step) -> int:
-        """Returns the node of an operand from which a step recomputes its result."""
+        """Returns the node from which an edge leads from an operand to the results of a step."""
         if step.level == v.level or v in self.fixed or v.is_stored:
             return 2 * self.number[v] + 1
-        # For steps on a later level, the value is available only if it is kept, so it gets a second
-        # node with its own cost.
+        # A step on a later level can read the value only if it is kept, not if it is recomputed. So
+        # the value has a second node for such steps, with its own cost.
         return self.behind.setdefault(v, self.sink + 1 + len(self.behind))
 
     def cut(self, price: float) -> Cut:
@@ -156,7 +160,7 @@ class _Network:
         # Without arrays there are no edges.
         rows, columns, costs = np.array(edges, np.int64).reshape(-1, 3).T
         shape = (self.sink + 1 + len(self.behind),) * 2
-        capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # sums parallel edges
+        capacity = csr_matrix((costs, (rows, columns)), shape=shape)  # adds up parallel edges
         capacity.data = np.minimum(capacity.data, _INFINITE).astype(np.int32)
         flow = maximum_flow(capacity, self.source, self.sink).flow
         # `needed` holds the nodes that reach the sink by edges with capacity left. Of all minimum
@@ -175,7 +179,7 @@ def _fixed(graph: Graph, strict: bool) -> set[Value]:
     """Returns the values that are never recomputed: they are kept if a derivative needs them."""
     fixed = {v for v in graph.values if not _is_run_again(v.producer)}
     for step in graph.steps:
-        # Even a network that is not strict keeps the operands of derivatives on later levels.
+        # Even a network that is not strict keeps a value if a derivative on a later level reads it.
         read = step.values if strict else step.reads
         fixed |= {v for v in read if step.level > v.level and not v.is_stored}
     return fixed

@@ -46,7 +46,7 @@ _POLICY = jax.checkpoint_policies.save_only_these_names(SAVED)
 
 
 class _Atom(NamedTuple):
-    """The array of a variable, with its role, in a jaxpr that is not planned."""
+    """The array of a variable and its `Role`, used where equations are bound without a plan."""
 
     array: Any
     role: Role
@@ -107,7 +107,7 @@ class Emitter:
     def _bind(
         self, eqn: JaxprEqn, arrays: list[Any], roles: Sequence[Role], site: Site
     ) -> Sequence[Any]:
-        """Binds an equation, and plans the bodies inside of it that the choice covers."""
+        """Binds an equation, and plans residuals in its bodies if the user's choice allows it."""
         if _is_entered(eqn) and (site.in_loop or holds_loop(eqn) or not self.choice.loops_only):
             inner = site._replace(scope=(*site.scope, *scope_names(eqn)))
             functions = [self._function(eqn, body, roles, inner) for body in bodies(eqn)]

@@ -1,4 +1,7 @@
-"""A jaxpr as a graph of values and steps, with the values that each derivative reads."""
+"""A jaxpr as a graph of values and steps, with the values that each derivative reads.
+
+An *opaque* step is never recomputed, and JAX keeps the values that its derivative reads.
+"""
 
 from __future__ import annotations
 
@@ -98,7 +101,7 @@ class Value:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Step:
-    """An equation of the program, with its calls inlined.
+    """An equation of the program. Calls are inlined and are no steps.
 
     Args:
         eqn: The equation.
@@ -210,7 +213,7 @@ def _flatten(
         return atom if isinstance(atom, Literal) else env[atom]
 
     # Steps with effects keep their order: each is on the level of the one before it, or higher. A
-    # call with effects stays one step, because inlined, its equations could be on different levels.
+    # call with effects is not inlined, because its equations could be on different levels.
     effects = 0
     for eqn in body.eqns:
         operands = [read(atom) for atom in eqn.invars]
@@ -249,7 +252,7 @@ def _kind(step: Step) -> StepKind:
             return StepKind.OPAQUE
     if not all(v.is_stored for v in step.values):
         return StepKind.CHEAP
-    # A cast or transpose of a parameter is no larger than the parameter, and is computed once. A
+    # A cast or transpose of a parameter is no larger than the parameter, so it is computed once. A
     # result that is larger than its operands (a scale broadcast to a batch, a mask from an iota) is
     # recomputed for each consumer.
     made = sum(assumed_elements(v.aval) for v in eqn.outvars)

@@ -4,6 +4,9 @@ A segment is a connected group of cheap steps between contractions. It includes 
 that consume its recomputed values; so the result of a GELU before a matmul is not kept. The
 backward pass never repeats a contraction of a segment, because no derivative inside the segment
 reads its result.
+
+The *level* of a step is the number of contractions and opaque steps before it. An *opaque* step is
+never recomputed; see `graph.py`.
 """
 
 from __future__ import annotations
@@ -50,8 +53,8 @@ def units_of(graph: Graph, cut: Cut) -> list[Unit]:
     units = [((group[0].level, 1, group[0].index), _segment(group, cut)) for group in segments]
     for step in graph.steps:
         if step not in inside:
-            # Leaves come first, because any step may consume them. Within a level, steps that raise
-            # the level come last.
+            # Steps on stored values (`LEAF`, `FLOATING`) come first, because any step may consume
+            # their results. Within a level, contractions and opaque steps come last.
             first = {StepKind.LEAF: -1, StepKind.FLOATING: -1, StepKind.CHEAP: 1}.get(step.kind, 2)
             level = -1 if first == -1 else step.level
             units.append(((level, first, step.index), Unit((step,))))
@@ -97,8 +100,8 @@ def _connected(steps: Iterable[Step]) -> list[list[Step]]:
 
 
 def _segment(group: Sequence[Step], cut: Cut) -> Unit:
-    # Floating steps that the group consumes join the segment, so that its backward pass computes
-    # them again.
+    # The `FLOATING` steps whose results the group consumes join the segment, so that its backward
+    # pass computes them again.
     steps = set(group)
     todo = [v.producer for step in group for v in step.values]
     while todo:
@@ -116,15 +119,15 @@ def _segment(group: Sequence[Step], cut: Cut) -> Unit:
         tuple(ordered),
         tuple(inputs),
         tuple(v for step in group for v in step.results),
-        # Excludes the results of contractions, which have a higher level: only later units consume
-        # them.
+        # The results of contractions have a higher level, and are left out: only later units
+        # consume them.
         frozenset(v for v in made & cut.kept if v.level == group[0].level),
         is_segment=True,
     )
 
 
 def _used(units: Sequence[Unit], graph: Graph) -> list[Unit]:
-    """Removes segment outputs that no later unit consumes, and steps that only segments need."""
+    """Removes segment outputs, and steps outside of segments, that no later unit consumes."""
     needed = {v for v in graph.outputs if isinstance(v, Value)}
     found: list[Unit] = []
     for unit in reversed(units):

@@ -6,6 +6,8 @@ in float32, and still rounds the gradient of a weight to 16 bits, the dtype of t
 The primitive here is closed under differentiation: it is linear in each of its two operands, and
 its transpose is again a contraction of two 16-bit operands, whose result has the dtype that the
 transposed operand needs.
+
+A *source* is a float32 array, such as a parameter, of which an operand is a 16-bit copy.
 """
 
 from __future__ import annotations
@@ -113,8 +115,8 @@ def accumulating_contraction(
 def is_lowered_by_us(primitive: Any, operands: Sequence[Any], params: dict[str, Any]) -> bool:
     """Returns whether a matmul or convolution needs the form of `cpu_products` on CPUs.
 
-    The `accumulate` primitive then replaces it even if its result is rounded, so that derivatives
-    have the form as well.
+    If so, the `accumulate` primitive replaces the product even if its result is rounded to 16 bits,
+    so that the products of its derivatives have this form as well.
     """
     if primitive.name not in _CPU_FORMS:
         return False
@@ -189,8 +191,8 @@ def _factor_of(
     at = sources[i - count] if i >= count else i
     other = operands[1 - at]
     if 1 - at in sources:
-        # The other factor is the 16-bit copy of a source. A `source_view` passes its derivative on
-        # to the source, for second derivatives. The residual is the copy.
+        # The other factor is the 16-bit copy of a source. Through the `source_view`, a second
+        # derivative with respect to this factor reaches the source. The residual is the copy.
         other = source_view(operands[count + sources.index(1 - at)], other)
     return at, other, operands[2:count]
 
@@ -246,7 +248,7 @@ def _batch(
     operands, dims = list(operands), list(dims)
     size, count = registration.batch_size(operands, dims), len(operands) - len(sources)
     for k, i in enumerate(sources, count):
-        if dims[i] != dims[k]:  # a copy has the shape of its source
+        if dims[i] != dims[k]:  # a source is batched as its copy is
             for j in (i, k):
                 operands[j], dims[j] = registration.at_front(operands[j], dims[j], size), 0
     batched = _trace(_batched(jaxpr, tuple(dims[:count])), params["low"], operands[:count])
@@ -312,10 +314,11 @@ def _lowered(
     def step(i: int, eqn: JaxprEqn, xs: list[Any]) -> Sequence[Any]:
         return [contract(eqn, xs, low, out)] if eqn is contraction else bound(eqn, xs)
 
-    # The sources do not affect the value.
+    # The last operands, the sources, receive derivatives but do not affect the value.
     factors = operands[: len(operands) - len(sources)]
     args = [lax.convert_element_type(x, low) if x.dtype == FLOAT32 else x for x in factors]
-    # All equal contractions share the jaxpr, whose scopes are those of the first one traced.
+    # The jaxpr's own scopes are not used: all equal contractions share the jaxpr, and its scopes
+    # are those of the first contraction that was traced.
     (result,) = evaluate(jaxpr, (), args, literal_value, step, lambda eqn: nullcontext())
     return result
 
@@ -350,7 +353,7 @@ def _on_cpus(
     options = {"exchanged": True} if is_first else {}
 
     def contract(eqn: JaxprEqn, xs: list[Any], low: np.dtype, out: np.dtype) -> Any:
-        if low == FLOAT32:  # a second derivative of a float8 product
+        if low == FLOAT32:  # true in second derivatives of float8 products
             return _bound(eqn, xs, low, out)
         form = _CPU_FORMS.get(eqn.primitive.name) if kernels.wide else None
         dtype = low if out == low and kernels.rounded else FLOAT32

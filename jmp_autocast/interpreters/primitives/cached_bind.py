@@ -39,7 +39,8 @@ def bind_cached(primitive: Any, operands: Sequence[Any], params: dict[str, Any])
         What ``primitive.bind`` returns.
     """
     if not any(isinstance(x, Tracer) for x in operands):
-        # JAX casts concrete arrays with NumPy, which would warn of intended infinities.
+        # JAX casts concrete arrays with NumPy, which warns if a cast overflows to infinity. Such a
+        # cast is intended here, so the warning is turned off.
         with np.errstate(over="ignore"):
             return bind(primitive, operands, params)
     if primitive.name not in _CACHED or not any(map(is_derived, operands)):

@@ -1,4 +1,4 @@
-"""Casts known values to bfloat16 without overflow to infinity.
+"""Casts values that are known at trace time to bfloat16 without overflow to infinity.
 
 The masks of Flax and Hugging Face hold ``finfo(float32).min``, which bfloat16 rounds to -inf. If
 the mask stayed in float32 instead, a TPU would store the scores of an attention in float32: 1.31

@@ -20,22 +20,24 @@ from jax import lax
 
 from .cpu_products import can_be_arranged, product
 
-# XLA takes long to compile more products than this.
+# The largest number of products in place of one convolution; XLA takes long to compile more.
 _MOST_POSITIONS = 128
-# A product of fewer columns leaves the units idle, so several positions share a product: the
-# gradient of a 7 x 7 kernel of 3 features takes 4.6 ms instead of 8.6 (112 x 112, stride 2).
+# A product of fewer columns does not fill the CPU's matrix units, so several positions share a
+# product: the gradient of a 7 x 7 kernel of 3 features takes 4.6 ms instead of 8.6 (112 x 112,
+# stride 2).
 _COLUMNS = 64
 
-# The parameters of a convolution with an entry for each spatial dimension.
+# The parameters of `conv_general_dilated` that have an entry for each spatial dimension.
 _OF_AXES = ("padding", "lhs_dilation", "window_strides", "rhs_dilation")
 
 
 class _Axis(NamedTuple):
     """A spatial dimension of the padded image, split in two: its index is ``step * i + j``.
 
-    With ``by_window``, ``j`` is the position in the window and ``i`` the position in the result. In
-    the gradient of a kernel, whose window is as large as the image, it is the reverse. ``outer``
-    and ``inner`` are the lengths of ``i`` and ``j``.
+    In a forward convolution, ``i`` is the position in the result and ``j`` the position in the
+    window. In the gradient of a kernel, whose window is as large as the image, ``i`` is the
+    position in the window and ``j`` the position in the result. ``outer`` and ``inner`` are the
+    lengths of ``i`` and ``j``.
     """
 
     outer: int
@@ -107,7 +109,8 @@ def _by_position(lhs: Any, rhs: Any, params: dict[str, Any], dtype: Any) -> Any:
     window = [rhs.shape[i] for i in window_dims]
     spread = [(n - 1) * by + 1 for n, by in zip(window, dilation, strict=True)]
     widths = [(*pad, by - 1) for pad, by in zip(padding, holes, strict=True)]
-    # The dimension of the images in a group goes last, because the products sum over another one.
+    # The images of each group become the last dimension. The products do not sum over it, but over
+    # features and positions in the window.
     groups = params["batch_group_count"]
     x = lax.transpose(lhs, (batch, feature, *spatial))
     x = lax.reshape(x, (groups, x.shape[0] // groups, *x.shape[1:]))

@@ -72,7 +72,7 @@ def _multiplied(left: _Side, right: _Side, dtype: Any) -> Any:
     numbers = (((last,), (last if by_rows else last - 1,)), (batch, batch))
     out = lax.dot_general(a, b, numbers, preferred_element_type=dtype)
     if out.shape[-2:] != (rows, columns):
-        out = out[..., :rows, :columns]  # slices the row of padding off
+        out = out[..., :rows, :columns]  # removes the padding
     shape = (*left.batch.lengths, *left.rows.lengths, *right.rows.lengths)
     return lax.reshape(lax.optimization_barrier(out), shape)
 
@@ -113,7 +113,7 @@ class _Side(NamedTuple):
 
     @property
     def copied_right(self) -> int:
-        """The number of elements to copy if this is the right operand, in its better layout."""
+        """The number of elements to copy if this is the right operand, in its cheaper layout."""
         return 0 if self.stands(self.batch, self.summed, self.rows) else self.copied_left
 
     def arranged(self, *groups: _Group) -> Any:
@@ -121,7 +121,7 @@ class _Side(NamedTuple):
 
         The barrier is around an array with one more dimension. Otherwise, XLA would give the
         product the memory layout in which the program computes the array, and YNNPACK would refuse
-        that form: 30 ms instead of 6 for the transpose of a weight.
+        that layout: a product with a transposed weight takes 30 ms instead of 6.
         """
         order = [i for g in groups for i in g.dims]
         sizes = [g.size for g in groups]

@@ -46,7 +46,8 @@ def evaluate(
     last_use = {v: i for i, atoms in enumerate(reads) for v in atoms if not isinstance(v, Literal)}
     for i, eqn in enumerate(body.eqns):
         with context(eqn):
-            # The context decides whether JAX makes 64-bit numbers of literals.
+            # The literals are read inside of the context, which decides whether JAX makes 64-bit
+            # numbers of them.
             operands = [literal(v) if isinstance(v, Literal) else env[v] for v in eqn.invars]
             results = step(i, eqn, operands)
         # A value is dropped after its last use. Outside of `jit`, this frees the memory of an
@@ -63,7 +64,7 @@ def evaluate(
 def as_function(
     closed: AnyJaxpr, around: Callable[[Any], AbstractContextManager[Any]] = lambda _: nullcontext()
 ) -> Callable[..., list[Any]]:
-    """Returns the function of a closed jaxpr; each equation runs in the context of its trace.
+    """Returns a function that runs a closed jaxpr, each equation under the settings of its trace.
 
     JAX's own function ignores ``jax.enable_x64``, and would run 64-bit equations in 32 bits.
 

@@ -81,7 +81,7 @@ def _finalised(jaxpr: AnyJaxpr, platform: str, made: dict[int, tuple[Any, Any]])
         return made[id(jaxpr)][1]
     finalised = functools.partial(_finalised, platform=platform, made=made)
     body, eqns = body_of(jaxpr), []
-    atoms: dict[Any, Any] = {}  # the replacements of the results of the package's primitives
+    atoms: dict[Any, Any] = {}  # maps each replaced result to its new variable or literal
     for eqn in body.eqns:
         operands = renamed(eqn.invars, atoms)
         if (function := plain_function(eqn.primitive, eqn.params, platform)) is None:

@@ -59,7 +59,7 @@ def is_elementwise(eqn: JaxprEqn) -> bool:
 
 
 def passes_picks(eqn: JaxprEqn) -> bool:
-    """Returns whether a picked element depends only on the same element of each operand."""
+    """Returns whether each element of a result depends only on the same element of each operand."""
     return eqn.primitive.name in _ELEMENTWISE
 
 
@@ -123,7 +123,8 @@ def with_all_dimensions(eqn: JaxprEqn, array: Any) -> Any:
 
 
 def _is_picked(index: Any, shape: Sequence[int], axis: int) -> Any:
-    # In 8 bits, position 259 wraps to 3, and would equal the label 3.
+    # The positions are compared in at least 32 bits: in 8 bits, position 259 wraps to 3, and would
+    # equal the label 3.
     if index.dtype.itemsize < 4:
         index = lax.convert_element_type(index, np.int32)
     return lax.broadcasted_iota(index.dtype, shape, axis) == index
@@ -137,9 +138,10 @@ def _gathered(x: Any, index: Any, *, axis: int, outside: float) -> Any:
 
 
 def _compared(x: Any, index: Any, *, axis: int, outside: float) -> Any:
-    # On TPUs, XLA compiles a gather to comparisons as well. If rows and vocabulary are sharded over
-    # 16 chips, XLA shards this comparison by rows, as it shards the gradient. It shards a gather by
-    # vocabulary, and then exchanges 386 MB of the gradient (1.08 times the bytes on the wire).
+    # TPUs use this form because XLA shards it better than a gather, which it would also compile to
+    # comparisons. If rows and vocabulary are sharded over 16 chips, XLA shards this comparison by
+    # rows, like the gradient. It would shard a gather by vocabulary, and then exchange 386 MB of
+    # the gradient between chips (1.08 times the bytes on the wire).
     if outside != 0:
         is_inside = (index >= 0) & (index <= _last(index, x.shape[axis]))
         x = jnp.where(is_inside, x, np.array(outside, x.dtype))
@@ -222,8 +224,8 @@ def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         indices: Its indices.
     """
     numbers, shape = eqn.params["dimension_numbers"], array.shape
-    # An array that is broadcast later, such as a norm's deviation, may have one element for all
-    # indices of a row, so `pick` does not fit.
+    # `pick` needs an array of the operand's full shape. An array that is broadcast later, such as a
+    # norm's deviation, may have only one element for all indices of a row.
     is_whole = shape == aval_of(eqn.invars[0]).shape
     if len(numbers.start_index_map) != 1 or not is_whole:
         return picked_elements(eqn, array, indices)
@@ -231,8 +233,8 @@ def picked_by_rows(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     sliced = _sliced(eqn)
     others = tuple(d for d in range(len(shape)) if d != axis and d not in sliced)
     row = tuple(1 if d == axis else length for d, length in enumerate(shape))
-    # The batch dimensions of the indices are in the order of the rows, with or without a dimension
-    # of length 1 for the axis.
+    # `pick` needs indices whose batch dimensions are in the order of the rows. The indices may have
+    # a dimension of length 1 for the axis.
     orders = (others, tuple(range(len(others))))
     is_single = indices.size == math.prod(row) and numbers.operand_batching_dims == others
     # In a `shard_map`, only JAX's own gather knows the mesh axes along which its result varies.

@@ -29,9 +29,9 @@ def requested_precision(eqn: JaxprEqn) -> Any:
 
 
 def without_request(eqn: JaxprEqn) -> dict[str, Any]:
-    """Returns the parameters that drop the program's ``precision`` from a product in 16 bits."""
-    # The precision is dropped, because the program chose it for float32 operands, and an algorithm
-    # may refuse 16-bit operands.
+    """Returns the changed parameters of a product that now runs in 16 bits."""
+    # The program's `precision` is dropped, because it was chosen for float32 operands, and a dot
+    # algorithm may refuse 16-bit operands.
     return {} if requested_precision(eqn) is None else {"precision": None}
 
 
@@ -178,11 +178,13 @@ def free_dimensions(eqn: JaxprEqn) -> tuple[int, int] | None:
 
 
 def multiplies_points(eqn: JaxprEqn, matrix: int) -> bool:
-    """Returns whether a matmul applies a matrix to points: `x, y` or `x, y, z` along the last axis.
+    """Returns whether a matmul applies a matrix to an array of points: `x, y` or `x, y, z`.
+
+    The coordinates are the last axis of the array, and are not summed over.
 
     Args:
         eqn: The equation.
-        matrix: The position of the matrix.
+        matrix: The position of the operand that is the matrix, 0 or 1.
     """
     if eqn.primitive.name != "dot_general" or min(free_dimensions(eqn) or (0,)) < 1:
         return False

@@ -20,8 +20,8 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any]) -> tuple[Any, Any]:
 
 
 def _transpose(cotangent: Any, full: Any, low: Any) -> list[Any]:
-    # Only `jax.linear_transpose` transposes the view itself. The cotangent goes to the source
-    # alone, because the 16-bit copy has no derivative.
+    # Only `jax.linear_transpose` transposes a `source_view`: its JVP is a cast. The cotangent goes
+    # to `full` alone, because the 16-bit copy `low` has no derivative.
     if registration.is_zero(cotangent) or not registration.is_undefined_primal(full):
         return [None, None]
     return [lax.convert_element_type(cotangent, full.aval.dtype), None]
@@ -31,8 +31,9 @@ def _batch(operands: Sequence[Any], dims: Sequence[int | None]) -> tuple[Any, in
     return source_view_p.bind(*registration.all_at_front(operands, dims)), 0
 
 
-# A program has many views, one for each consumer of a parameter. So a view is a primitive, which is
-# faster to trace than a `custom_jvp`: it is one equation, and lowers to nothing.
+# A program has a `source_view` for each consumer of each parameter. It is a primitive and not a
+# `custom_jvp` function, because a primitive is faster to trace: it is one equation, and lowers to
+# no operation.
 source_view_p: Any = registration.define_primitive(
     "source_view",
     value=lambda full, low: low,
@@ -46,12 +47,12 @@ _view = with_cached_derivative(source_view_p.bind)
 
 
 def source_view(full: Any, low: Any) -> Any:
-    """Reads a source in 16 bits, with a gradient that accumulates in float32.
+    """Reads a source, such as a parameter, in 16 bits, with a gradient that adds up in float32.
 
     The value is ``low``; the derivative is the derivative of a cast of ``full``. Each consumer
-    reads a source through a view of its own, so the cotangents of all uses are widened to float32
-    before they are added. A shared cast would add them in 16 bits: a weight with 513 uses and the
-    gradient 2.0 would get 1.5.
+    calls `source_view` by itself, so the cotangents of all uses are widened to float32 before they
+    are added. A shared cast would add them in 16 bits: a weight with 513 uses and the gradient 2.0
+    would get 1.5.
 
     Args:
         full: The source, a float32 array of any shape.

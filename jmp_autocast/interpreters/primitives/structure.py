@@ -63,7 +63,7 @@ class Body:
         """The inputs that differ between iterations and are not slices."""
         if self.carries or None not in self.results:
             return frozenset(i for i, _ in self.carries)
-        return frozenset(range(self.fixed, len(self.operands)))  # for a loop's predicate
+        return frozenset(range(self.fixed, len(self.operands)))  # a loop's predicate
 
 
 class Copy(NamedTuple):
@@ -93,9 +93,10 @@ class Structure:
         rebind: Returns operands and parameters for a new equation. It takes an equation, its
             operands, a jaxpr for each body, and the copies that each jaxpr takes. None for a
             primitive that cannot be bound with other jaxprs.
-        is_call: Whether its results are the results of its one body on its operands.
-        isolates: Whether casts are the only copies of sources that may enter its body. This holds
-            for a body with a trace or shards of its own.
+        is_call: Whether it runs its one body on its operands and returns the body's results.
+        isolates: Whether its body is traced or sharded apart from the program around it. A source,
+            such as a parameter, may then enter the body as a 16-bit cast, but not in another
+            encoding such as float8.
         has_rule: Whether it has a derivative rule of the user.
         runs_again: Whether a backward pass runs its body again: a checkpoint.
     """
@@ -135,7 +136,7 @@ def _structure_of(eqn: JaxprEqn) -> Structure:
 
 
 def is_call(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation's results are the results of its one body on its operands."""
+    """Returns whether an equation runs its one body on its operands, as a function call does."""
     return _structure_of(eqn).is_call
 
 
@@ -174,7 +175,7 @@ def rule_of(eqn: JaxprEqn) -> tuple[Hashable, list[Any]]:
 
 
 def isolates(eqn: JaxprEqn) -> bool:
-    """Returns whether casts are the only copies of sources that may enter an equation's body."""
+    """Returns whether an equation's body is traced or sharded apart; see `Structure.isolates`."""
     return _structure_of(eqn).isolates
 
 
@@ -223,7 +224,7 @@ def _call_bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
 
 def _rebind_call(eqn: JaxprEqn, operands: _Arrays, jaxprs: _Jaxprs, copies: _Copies) -> _Bound:
     (jaxpr,), (more,) = jaxprs, copies
-    # A new operand is a copy of an old one, with the same sharding, and is not donated.
+    # Each new operand is a copy of an old operand: it gets the same sharding, and is not donated.
     params = call_with_operands(eqn.params, [copy.operand for copy in more])
     # A checkpoint takes an open jaxpr. `open_jaxpr` raises if the new jaxpr has constants.
     params[_key(eqn)] = open_jaxpr(jaxpr) if runs_again(eqn) else jaxpr
@@ -238,9 +239,9 @@ STRUCTURES.update(
 )
 _CHECKPOINT = dataclasses.replace(_CALL, runs_again=True)
 STRUCTURES.update(dict.fromkeys(("remat2", "checkpoint"), _CHECKPOINT))
-# `remat_opt` is the forward rule of a `custom_vjp` with `optimize_remat`. It is inlined, and never
-# bound with another jaxpr, because JAX can also run the function of the equation without residuals,
-# and another jaxpr would not change that function.
+# `remat_opt` is the forward rule of a `custom_vjp` with `optimize_remat`. Its equation also holds
+# the function without residuals, which JAX may run instead. Another jaxpr would not change this
+# function, so the equation is inlined and never bound with another jaxpr.
 STRUCTURES["remat_opt"] = dataclasses.replace(_CHECKPOINT, rebind=None)
 STRUCTURES["custom_jvp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
 STRUCTURES["custom_vjp_call"] = Structure(_call_bodies, is_call=True, has_rule=True)
@@ -299,7 +300,7 @@ STRUCTURES["scan"] = Structure(_scan_bodies, _rebind_scan)
 
 
 def scan_direction(eqn: JaxprEqn) -> dict[str, Any]:
-    """Returns the options with which `jax.lax.scan` has the length and direction of an equation."""
+    """Returns the options that give `jax.lax.scan` the length and direction of an equation."""
     return {"length": eqn.params["length"], "reverse": eqn.params["reverse"]}
 
 

@@ -9,10 +9,10 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | trait | meaning: the primitive ... |
 |---|---|
 | moves | rearranges, replicates or selects elements of operand 0, and is linear in it |
-| affine | maps integers to integers, up to a scale: the result of positions is positions |
+| affine | maps integers to integers, up to a scale: a sum of two positions is a position |
 | rounds | commutes with rounding: rounded operands give the rounded result |
-| clears | as `rounds`, and its transpose adds nothing up: 16-bit cotangents stay exact |
-| feeds | is cheap arithmetic: float32 costs a fused cast, and keeps digits for a float32 consumer |
+| clears | as `rounds`, and its transpose adds no cotangents: 16-bit cotangents stay exact |
+| feeds | is cheap arithmetic: in float32 it costs a fused cast, and a consumer gets more digits |
 | sums | adds up its operands element by element |
 | shifts | may have a result smaller than an operand's rounding error, 2**-9 of the operand |
 | chooses | returns one of the operands, or the result of a comparison |
@@ -21,9 +21,9 @@ them. A trait describes the effect of a primitive on values, and `interpreters/p
 | repeats | returns elements of operand 0, and its transpose may add up their cotangents |
 | damps | has a slope of at most 1/4: a rounding error of its operand does not add up in a loop |
 | saturates | flattens towards a limit: 16 bits round to the limit, float32 does not |
-| log0, div1 | needs all digits of operand 0, or 1: it is infinite or very steep near some values |
+| log0, div1 | needs all digits of operand 0 (log0) or 1 (div1): it is very steep near a value |
 | redispatch | has its update computation as a parameter of fixed dtype: it is emitted anew |
-| first | has the values of operand 0; other operands are indices, padding or a copy of it |
+| first | has the values of operand 0; other operands are indices, padding or its 16-bit copy |
 | whole | returns each element of operand 0: the largest element is the same |
 | picks | returns some of the elements of operand 0 |
 | joins | returns the elements of all operands |
@@ -50,7 +50,7 @@ _NAMES = frozenset(
     """.split()
 )
 
-# A move of the elements of one operand commutes with rounding, and maps positions to positions.
+# A primitive that moves elements of one operand commutes with rounding and keeps integers integers.
 _MOVING = "moves affine rounds"
 
 _ROWS: dict[str, str] = {
@@ -218,9 +218,9 @@ _BACKWARD_NAMES = frozenset(
 # |---|---|
 # | cheap | costs no more than reading its operands: a backward pass may compute it again |
 # | elementwise | computes an element of its result from that element of each operand alone |
-# | reduces | may have a result much smaller than its operand, which is then kept, not recomputed |
+# | reduces | may have a result much smaller than its operand: such a result is always kept |
 # | contracts | is never computed again; its operands may be |
-# | linear | has a derivative that reads no float operand: that of a select reads its predicate |
+# | linear | has a derivative that reads no float operand, as a select's reads the predicate only |
 # | bilinear | is linear in operand 0 and in operand 1: the derivative by one reads the other |
 # | linear0 | is linear in operand 0 only: the derivative by operand 0 reads operand 1 alone |
 # | flat | has the derivative zero |

@@ -66,7 +66,9 @@ class ClosedOver:
         held: list[tuple[Any, set[Any]]],
         seen: dict[int, tuple[AnyJaxpr, set[Any]]],
     ) -> set[Any]:
-        """Returns the variables that rules in a jaxpr hold; `held` gets each equation with its own.
+        """Returns the variables that rules in a jaxpr close over.
+
+        Each equation with such rules is appended to ``held``, with the variables of its rules.
 
         A jaxpr that several equations call is searched once. Otherwise, the time would grow
         exponentially if each jitted function calls another one twice.

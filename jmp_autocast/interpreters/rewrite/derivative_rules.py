@@ -41,8 +41,8 @@ from .values import as_array, read
 
 mark_frames(__file__)
 
-# Residuals are requested as operands of products, because they are stored, and products of the
-# backward pass consume most of them.
+# A residual is planned as if a product consumed it, so that it may be computed in 16 bits. This
+# halves its memory, and products of the backward pass do consume most residuals.
 _LEADS = int(Need.LEADS)
 
 
@@ -68,7 +68,7 @@ def _declared_avals(variables: Sequence[Any]) -> list[Any]:
 
 
 def _has_tangent(aval: Any) -> bool:
-    """Returns whether a value has tangents, which includes float64 and complex values."""
+    """Returns whether a value may have tangents: a float, also in float64, or a complex value."""
     return is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
@@ -94,7 +94,7 @@ def _emitted(
         return list(_original(eqn)(*xs))
     if any(map(is_in_eager_shard_map, xs)) and eqn.primitive.name == "custom_vjp_call":
         return list(_primal(rewriter, eqn, plan)(*xs))
-    # Plans of equal jaxprs share the tuple of their equations' plans.
+    # The id of `inner.equations` identifies the body: plans of equal jaxprs share this tuple.
     of_plan = id(inner.equations), inner.inputs, inner.outputs, inner.output_dtypes
     rule = None if is_alone else rewriter.closed_over.rule_of(eqn)
     key = (id(inner), eqn.primitive.name) if is_alone else (of_plan, rule)
@@ -111,7 +111,7 @@ def _emitted(
 
 
 def _as_in(dtype: Any) -> Request:
-    """Returns the request for a result of a rule, in the dtype of the function's result."""
+    """Returns the request for an output of a rule that must have the given dtype."""
     return Request(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else 0)
 
 

@@ -1,4 +1,4 @@
-"""Functions that a policy's rule or an extension emits in place of an equation."""
+"""Calls the function that a plan runs in place of an equation: a user's, or the package's own."""
 
 from __future__ import annotations
 

@@ -1,7 +1,9 @@
 """Emits an equation that moves the elements of a source, such as a transpose.
 
-A 16-bit copy of the result is the moved 16-bit copy of the operand. For any other copy, its key
-decides whether the copy is moved, stays as it is, or is made anew.
+A *source* is a value such as a parameter. Its copies are made when a consumer needs them. A 16-bit
+copy of the result is the moved 16-bit copy of the operand. A copy in another encoding, such as
+float8, has a key which decides: the operand's copy is moved, or is used as it is, or the result is
+encoded anew.
 """
 
 from __future__ import annotations
@@ -52,7 +54,7 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
             return _moved_copies(eqn, operands, key)
         tag = plan.given[0].tag
         is_whole = eqn.primitive.name in _WHOLE and not (tag and tag.in_slices)
-        # If the result is only a part of the array, it is encoded after the move.
+        # A result that is only a part of the operand is encoded anew, after the move.
         if not is_whole or key.when_moved == "anew":
             return [part.copy(key) for part in parts]
         moves = key.when_moved == "moves"
@@ -74,10 +76,12 @@ def moved(eqn: JaxprEqn, plan: EquationPlan, operands: Sequence[Any]) -> list[Va
 def _moved_copies(eqn: JaxprEqn, operands: Sequence[Any], dtype: Any) -> Sequence[Any]:
     arrays = [value.copy(dtype) if _is_float(value) else value.array for value in operands]
     if eqn.primitive.name == "convert_element_type":
-        # A value that the program casts to float32 is cast to 16 bits directly.
+        # The program casts to float32 here. The 16-bit copy of the result is made by one cast of
+        # the operand, without the cast to float32.
         return [cast(arrays[0], dtype)]
     if eqn.primitive.name == "sharding_constraint":
-        # Without a barrier, XLA gives the cast the new sharding, and transfers float32.
+        # With the barrier, the 16-bit copy is transferred between devices. Otherwise, XLA would
+        # move the cast behind the transfer, and transfer float32.
         arrays = lax.optimization_barrier(arrays)
     out = bind_cached(eqn.primitive, arrays, eqn.params)
     return out if eqn.primitive.multiple_results else [out]

@@ -1,4 +1,4 @@
-"""Emits each line of the user's program that recurs with equal plans by one shared jaxpr.
+"""Emits all occurrences of a line of the user's program with equal plans by one shared jaxpr.
 
 In a model of twelve layers without a loop, each line of a layer recurs twelve times. Its equations
 are emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes
@@ -54,8 +54,8 @@ class Line:
     Args:
         plans: The plans of the equations.
         casts: Pairs (operand, dtype) of the casts of operands.
-        by_copies: The operands that may get copies besides those in `casts`.
-        used_later: The operands that are used after the line.
+        by_copies: The operands of which the line may make further copies, besides `casts`.
+        used_later: The operands that equations after the line consume, too.
     """
 
     constvars: tuple[()]
@@ -92,7 +92,7 @@ def repeated_lines(
 ) -> tuple[Any, Steps]:
     """Returns the jaxpr with one equation for each occurrence of a line that recurs.
 
-    The second result holds, for each of its equations, the plan or the line.
+    The second result holds, for each equation of this jaxpr, its plan or its `Line`.
 
     Args:
         plan: The plan of the jaxpr.
@@ -105,7 +105,8 @@ def repeated_lines(
     if len(of_plans) > 0.75 * len(plans):
         return plan.jaxpr, plans
     of_plans = {i: _plan_key(*of, rule_of) for i, of in of_plans.items()}
-    # Numbers replace the keys of equations, because each line hashes the keys of its equations.
+    # Numbers replace the keys of equations, because numbers hash faster, and the key of a line is
+    # hashed with the keys of all its equations.
     numbers = {key: n for n, key in enumerate(of_plans.values()) if key is not None}
     of_plans = {i: numbers.get(key) for i, key in of_plans.items()}
     found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
@@ -132,8 +133,9 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
     last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
-    # `moved` holds the index of the first move of each variable. A copy of the moved value is made
-    # from a copy of the variable, at the first use of the copy, which may be after the line.
+    # `moved` maps a variable to the index of the first move of its elements, such as a transpose. A
+    # 16-bit copy of the move's result is made from a 16-bit copy of the variable when a consumer
+    # first needs it, which may be after the line.
     moved: dict[Any, int] = {}
     places: dict[Any, str] = {}
     of: list[str | None] = []
@@ -267,7 +269,7 @@ def _line(
     if not one.results or any(needs_float64(eqn) for eqn in window):
         return None
     numbers = {v: i for i, v in enumerate(one.operands)}
-    casts: dict[tuple[int, Any], None] = {}  # in the order of the reads
+    casts: dict[tuple[int, Any], None] = {}  # a dict keeps the order
     by_copies: set[int] = set()
     for eqn, plan in zip(window, plans, strict=True):
         replicates = plan.action.replicates if isinstance(plan.action, Bind) else ()
@@ -288,12 +290,14 @@ def _line(
 
 
 class _Traced(NamedTuple):
-    """The jaxpr of a line for operands of one kind.
+    """The traced jaxpr of a line, for operands of given types and copies.
 
     Args:
         call: Binds the jaxpr's equations and returns its arrays.
-        results: The results, each with its position among the arrays in place of its array.
-        copies: Triples (operand, key, position) of the copies of operands that the jaxpr makes.
+        results: The results of the line. `Value.array` holds the position of the array in the list
+            that ``call`` returns.
+        copies: The copies of operands that the jaxpr makes, as triples: operand, key, and position
+            in the list that ``call`` returns.
     """
 
     call: Callable[..., Sequence[Any]]
@@ -315,7 +319,8 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
     """
     for i, value in enumerate(operands):
         is_cast = i in line.by_copies or any(i == k for k, _ in line.casts)
-        # The copies of a concrete array are computed at trace time, outside of any jaxpr.
+        # A line that casts a concrete array is emitted equation by equation, because the copies of
+        # such an array are computed at trace time, outside of any jaxpr.
         is_known = is_cast and not isinstance(value.array, Tracer)
         if is_known or value.tag is not None or (value.move and i in line.by_copies):
             return run(line, operands)

@@ -2,6 +2,9 @@
 
 The equations are bound one after the other in the ambient trace, so that `grad`, `vmap` and `jit`
 around `autocast` see ordinary equations.
+
+A *source* is a value such as a parameter. Each of its copies has a key: a dtype, or an encoding
+such as float8.
 """
 
 from __future__ import annotations
@@ -108,8 +111,8 @@ class Rewriter(KeepsValues):
     label: Callable[[EquationPlan], str] | None = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
-    # The ids of the plans that only one equation has. A cache of the derivative of such an equation
-    # would save nothing.
+    # The ids of the plans that belong to one equation only. The derivative of such an equation is
+    # not cached, because no other equation could use it.
     once: set[int] = dataclasses.field(default_factory=set, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
@@ -184,7 +187,7 @@ class Rewriter(KeepsValues):
         return run(jaxpr, steps, held, given)
 
     def _is_flat(self, given: Sequence[Value]) -> bool:
-        """Returns whether each equation is bound by itself, and no `Line` by its shared jaxpr.
+        """Returns whether each equation is bound by itself, and no repeated line as a shared jaxpr.
 
         This is the case outside of `jit`, with JAX's debugging checks, with `label` or `planned`,
         and if a derivative rule closes over a value of the program.
@@ -224,8 +227,8 @@ class Rewriter(KeepsValues):
         Returns:
             Its results.
         """
-        # The first three cases return values, each with a copy or a function that makes copies. All
-        # other actions return arrays.
+        # The first three cases return each result as a `Value`, with its copies or a function that
+        # makes them. All other actions return arrays.
         match plan.action:
             case Move():
                 return moved(eqn, plan, operands)
@@ -242,7 +245,7 @@ class Rewriter(KeepsValues):
         return [Value.of(x, s) for x, s in zip(results, plan.results, strict=True)]
 
     def _inlined(self, eqn: JaxprEqn, plan: EquationPlan, operands: list[Any]) -> list[Any]:
-        """Emits the equations of a call inline, and returns its results as values."""
+        """Emits the equations of a call inline, and returns each result as a `Value`."""
         (inner,), (body,) = plan.inner, bodies(eqn)
         pairs = zip(operands, plan.operands, inner.inputs, strict=True)
         given = [x if d is None else Value.of(x.read(d), state) for x, d, state in pairs]
@@ -291,7 +294,7 @@ class Rewriter(KeepsValues):
         # The 16-bit operands that the plan names are broadcast here. Otherwise, JAX would insert a
         # broadcast whose transpose adds up in 16 bits.
         for i in action.replicates:
-            if "axes" in eqn.params:  # the ties of a maximum are counted in float32
+            if "axes" in eqn.params:  # counts the ties of a maximum in float32
                 full = replication(eqn, arrays)(operands[i].read(FLOAT32))
                 return [cast(full, arrays[i].dtype)]
             broadcast, is_bias = replication(eqn, arrays), i in action.biases
@@ -301,8 +304,8 @@ class Rewriter(KeepsValues):
         params = {**eqn.params, **action.params} if action.params else eqn.params
         ours = is_lowered_by_us(eqn.primitive, arrays, params)
         if ours and plan.results[0].dtype != aval_of(eqn.outvars[0]).dtype:
-            # CPUs lack kernels for some forms of this product and of its transposes. Products that
-            # the program itself declares in bfloat16 stay as they are.
+            # CPUs lack kernels for some forms of this product and of its transposes: `accumulate`
+            # replaces it. A product that the program itself declares in bfloat16 is not replaced.
             low = arrays[0].dtype
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         # An equation with effects is bound without a cache, which would need hashes of all
@@ -327,10 +330,10 @@ class Rewriter(KeepsValues):
         )
 
     def _entered(self, eqn: JaxprEqn, plan: EquationPlan) -> EquationPlan:
-        """Returns the plan of an equation with plans for its bodies.
+        """Returns the equation's plan, with plans for its bodies added if they are missing.
 
-        In a region of an inner `autocast`, bodies have no plans: only derivative rules change
-        there.
+        They are missing in a region of an inner `autocast`. There the bodies keep their dtypes, and
+        only derivative rules change.
         """
         if isinstance(plan.action, Inside):
             return plan
@@ -453,7 +456,10 @@ def _checked(eqn: JaxprEqn) -> Iterator[None]:
 def _stored(
     eqn: JaxprEqn, plan: EquationPlan, operands: list[Any], keys: Sequence[CopyKey]
 ) -> Value:
-    """Binds an equation to the arrays of a stored encoding, which become copies of its result."""
+    """Binds the equation that decodes a parameter stored in another encoding, such as float8.
+
+    The stored arrays, its operands, become copies of the result.
+    """
     arrays = [value.array for value in operands]
     made = Value.of(bind(eqn.primitive, arrays, eqn.params), plan.results[0])
     made.copies |= dict(zip(keys, arrays, strict=True))

@@ -38,10 +38,11 @@ def rewritten_bodies(
         arrays: The operands, if the equation is bound now.
 
     Returns:
-        For each body, its jaxpr and the pairs (input, key) of its copies.
+        For each body, its jaxpr and its copies, as pairs (input, key). The key of a copy is a dtype
+        or an encoding such as float8.
     """
     copied = handed_in(eqn, plan, rewriter.known_copies)
-    # With a label, even unchanged equations get a scope.
+    # With a label, even an unchanged body is rewritten, because its equations get a scope.
     is_watched = rewriter.looks_at(eqn) or rewriter.label is not None
     is_entered = is_watched or runs_again(eqn)
     is_run = arrays is not None and not any(map(is_staged, arrays))
@@ -80,7 +81,7 @@ def make_innermost_first(rewriter: Any, plan: Plan) -> None:
 
 
 def _question(rewriter: Any, plan: Plan, body: Body, copies: Copies, of_planner: Hashable) -> Keyed:
-    """Returns a function that rewrites a body, keyed by everything that its result depends on."""
+    """Returns a function that rewrites a body, with a key of all that its result depends on."""
     at, closed = body.takes_copies_at, body.jaxpr  # the jaxpr lives while its id is in a key
     asked = id(closed), plan.inputs, plan.requests, plan.path, copies, at
     # The function makes a new rewriter, because the current one would keep its program alive.

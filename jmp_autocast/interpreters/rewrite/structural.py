@@ -70,8 +70,8 @@ def _shard_map(
     """Emits a map by `jax.shard_map`, which sets up the mesh axes for the trace of the body."""
     (body,), arrays = bodies(eqn), read(plan, operands)
     copied = handed_in(eqn, plan, rewriter.known_copies)
-    # Without a barrier, XLA gives the casts the sharding inside of the map, and transfers float32
-    # between devices.
+    # The operands are cast to 16 bits before the map. Without a barrier, XLA would give the casts
+    # the sharding inside of the map, and transfer float32 between devices.
     held = lax.optimization_barrier
     arrays = [x if d is None else held(x) for x, d in zip(arrays, plan.operands, strict=True)]
     copies = [held(operands[i].copy(key)) for i, key in copied]

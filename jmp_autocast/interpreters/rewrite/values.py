@@ -1,7 +1,8 @@
 """Values of the running program, each of which is cast once per dtype.
 
-Consumers read the 16-bit copy of a source through a `source_view`, so that the gradient is added up
-in float32.
+A *source* is a value such as a parameter. Each copy of a value has a key: a dtype, or an encoding
+such as float8. Consumers read the 16-bit copy of a source through a `source_view`, so that the
+gradient is added up in float32.
 """
 
 from __future__ import annotations
@@ -36,12 +37,13 @@ class Value:
 
     Args:
         array: The value in the dtype in which it was computed.
-        source: Whether its 16-bit reads are views, which keep its gradient in float32. A source
-            that is not a tracer has no gradient, and is cast at trace time.
-        move: Makes a copy by moving the operand's copy; None to cast or encode the value itself.
+        source: Whether each 16-bit read is a `source_view`, so that the gradient is float32. A
+            source that is not a tracer has no gradient, and is cast at trace time.
+        move: If the value is the result of a move, such as a transpose: makes a copy of the value
+            from a copy of the operand. Otherwise None; then the array itself is cast or encoded.
         known: The value of all elements, if it is known at trace time.
         const_range: The range of a constant's elements; None if the value is not a constant.
-        tag: The data of an extension.
+        tag: The data that an extension such as float8 has about a source; see `plan.copies.Tag`.
         meets_in_float32: Whether the cotangents of its uses are added up in float32, although it
             was computed in a narrower dtype.
     """
@@ -78,8 +80,8 @@ class Value:
             if not self.meets_in_float32:
                 return self.array
             return source_view(self.copy(FLOAT32), self.array)
-        # A computed value needs no view, because its cotangents are added in its own dtype. A copy
-        # that is wider than the value needs none, either.
+        # Neither a computed value, whose cotangents are added in its own dtype, nor a copy that is
+        # wider than the value needs a `source_view`.
         low, is_rounded = self.copy(dtype), dtype.itemsize <= self.array.dtype.itemsize
         return source_view(self.array, low) if self.source and is_rounded else low
 
@@ -91,7 +93,8 @@ class Value:
         """
         # The float32 broadcast exists for its transpose only: XLA removes it from the forward pass.
         low = broadcast(copy)
-        # A bias is read through its 16-bit copy, so that the transpose rounds the bias's gradient.
+        # The float32 broadcast of a bias starts from its 16-bit copy. So the gradient of the bias,
+        # summed in float32, is rounded to 16 bits at the end.
         full = cast(copy, FLOAT32) if is_bias else self.copy(FLOAT32)
         return source_view(broadcast(full), low) if isinstance(full, Tracer) else low
 
@@ -110,7 +113,8 @@ class Value:
         if self.array.dtype == key:
             return self.array
         if key not in self.copies:
-            # Since JAX 0.12, JAX casts concrete arrays with NumPy, which warns of an infinity.
+            # Since JAX 0.12, JAX casts concrete arrays with NumPy, whose warning about an overflow
+            # to infinity is turned off.
             is_traced = isinstance(self.array, Tracer)
             quiet = contextlib.nullcontext() if is_traced else np.errstate(over="ignore")
             with quiet, without_nan_checks():
@@ -140,7 +144,8 @@ class Value:
             yield
 
     def _cast(self, dtype: np.dtype) -> Any:
-        # The mask of a jitted `where` is an operand of the call, but its value is known.
+        # The array may be a tracer although its value is known, such as the fill value of a
+        # `jnp.where`, which is jitted.
         if is_clamped(self.known, dtype):
             return lax.full_like(self.array, clamped(self.known, dtype)[()], dtype)
         is_beyond = self.const_range is not None and self.const_range.is_clamped()
