@@ -41,13 +41,13 @@ class ReasonCode(enum.Enum):
     UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
     DOMAIN = "DOMAIN"  # an operand has a dtype that autocast leaves alone, such as float8
     SCOPE = "SCOPE"  # a scope keeps the region in its declared dtypes
-    USER_CAST = "USER_CAST"  # the program casts
+    USER_CAST = "USER_CAST"  # the program casts the value
     USER_PRECISION = "USER_PRECISION"  # the program sets a precision or a dot algorithm
     LITERAL = "LITERAL"  # a literal or constant that the compute dtype cannot hold
     COORD = "COORD"  # integer coordinates too large for the compute dtype
     FEEDER = "FEEDER"  # every consumer runs in float32
     CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is 16-bit, and rounding commutes
-    LOG_GUARD = "LOG_GUARD"  # a consumer needs its distance to 1, or its logarithm
+    LOG_GUARD = "LOG_GUARD"  # a consumer needs the value's logarithm or distance to 1
     DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
     NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype, although a rule sets float8
@@ -55,9 +55,9 @@ class ReasonCode(enum.Enum):
     ACCUMULATOR = "ACCUMULATOR"  # an accumulator, such as a residual stream
     CARRY = "CARRY"  # a loop carry keeps its declared dtype
     CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
-    BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond disagree
+    BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond return different dtypes
     STRUCTURAL = "STRUCTURAL"  # an equation with bodies, or a cast that changes no dtype
-    NO_FLOAT = "NO_FLOAT"  # nothing to decide
+    NO_FLOAT = "NO_FLOAT"  # the equation has no floats
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -264,8 +264,8 @@ class Bind:
         params: Parameters that replace the equation's own.
         replicates: Positions of operands that the equation broadcasts. Each is also broadcast in
             float32, for the derivative alone: the transpose then adds up its cotangents in float32.
-        biases: Those of ``replicates`` whose gradient is rounded once, after this sum, as in a
-            model written by hand: a TPU then sums in the kernel that makes the cotangents.
+        biases: The positions in ``replicates`` whose gradient is rounded after this sum, as in a
+            model written by hand: a TPU then computes the sum in the kernel of the cotangents.
     """
 
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -275,7 +275,7 @@ class Bind:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """The elements of a source are moved; for 16-bit consumers, those of its 16-bit copy.
+    """The elements of a source are moved, or those of its 16-bit copy for 16-bit consumers.
 
     Args:
         unchanged: The operands have their declared dtypes.

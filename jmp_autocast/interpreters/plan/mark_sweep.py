@@ -216,8 +216,8 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
 
     marks = marks_of(jaxpr, inputs, memo)
     shapes = {aval_of(v).shape for v, m in marks.items() if m.exponential}
-    # An accumulating carry of one of these shapes is marked as exponential at first. It keeps the
-    # mark if the body then returns it as exponential.
+    # At first, each accumulating carry with the shape of an exponential value in the body is marked
+    # as exponential. It keeps the mark if the body then returns it as exponential.
     sums = frozenset(
         i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
     )

@@ -282,7 +282,7 @@ def _is_sum(it: Operands) -> bool:
 
 
 def _factors(it: Operands) -> int:
-    if it.eqn.invars[0] is it.eqn.invars[1]:  # a square, as in a norm, is no chain
+    if it.eqn.invars[0] is it.eqn.invars[1]:  # a square is no chain of products
         return 0
     if len(it.large) != 2:
         return _most(it, "factors")
@@ -318,7 +318,7 @@ def _squares(it: Operands, mark: str) -> int:
         return squares // 2
     if squares == 1:
         return 2 if _power(it) == 2 else 0
-    # `y * std` loses the mark: the root of a sum of squares is no distance there.
+    # In `y * std` the root of a sum of squares is a scale and no distance: it loses the mark.
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 
@@ -336,7 +336,8 @@ def _gram_of_summands(it: Operands, mark: str) -> int:
     return min([m.gram for m in it.marks if not m.given], default=0)
 
 
-def _gram_of_cases(it: Operands, mark: str) -> int:  # such as `where(eye, gram, 0)`
+def _gram_of_cases(it: Operands, mark: str) -> int:
+    # In `where(eye, gram, 0)` the number 0 has no mark, and the result has that of `gram`.
     return max([it.marks[i].gram for i in it.large], default=0)
 
 
@@ -423,7 +424,8 @@ def _by_given(it: Operands, mark: str) -> bool:
     return it.marks[0].exponential and bool(it.marks[1].given)
 
 
-def _largest_of_cases(it: Operands, mark: str) -> bool:  # such as `where(isfinite(m), m, 0)`
+def _largest_of_cases(it: Operands, mark: str) -> bool:
+    # In `where(isfinite(m), m, 0)` the number 0 has no mark, and the result has that of `m`.
     cases = it.marks[1:]
     of_each = [m.largest or m.given == NUMBER.given for m in cases]
     return all(of_each) and any([m.largest for m in cases])
@@ -543,7 +545,8 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
         found = Marks(squares=2) if m.power == 2 else Marks(added_up=True)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
-        m = m._replace(spread=0)  # the picked elements repeat none
+        # The pick may take each repeated element once: its result counts as not broadcast.
+        m = m._replace(spread=0)
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":

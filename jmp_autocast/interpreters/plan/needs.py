@@ -219,7 +219,8 @@ def _decomposed(ctx: NeedContext) -> Sequence[Any]:
     if not ctx.need & Need.DECOMPOSED:
         return ()
     if name == "mul":
-        # The need passes through a product with a given value, but not through a computed gate.
+        # The need passes through a product with an input or a constant, but not through one with a
+        # computed gate.
         return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
     # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
     # rounded.
@@ -235,12 +236,12 @@ def _snapped(ctx: NeedContext) -> Sequence[Any]:
 
 def _ranked(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name in _EXTREMES:
-        # The gradient of a maximum goes to the largest element, but many results of a tanh near 1
-        # are equal in 16 bits.
+        # Near 1, many results of a tanh are equal in 16 bits. The gradient of their maximum, which
+        # belongs to the largest one, would go to others as well.
         return ctx.eqn.invars if ctx.marks[0].saturated else ()
     if ctx.eqn.primitive.name not in _COMPARES:
         return ctx.eqn.invars
-    # A comparison with a given value is a threshold: it ranks nothing.
+    # A comparison with an input or a constant is a threshold: it ranks nothing.
     return () if any([m.given for m in ctx.marks]) else ctx.eqn.invars
 
 

@@ -116,8 +116,8 @@ class Planner:
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
-        # Jaxprs share no plan if it may depend on the source line, by a rule function, or on a
-        # single equation, by an extension.
+        # Jaxprs share no plan if a rule function may depend on the source line, or if an extension
+        # may plan one equation apart from its equals.
         is_alone = self._rule_functions or self._products
         kind = None if is_alone else kind_of(jaxpr)
         twin = None if kind is None else self._kinds.get((kind, *question))
@@ -158,7 +158,7 @@ class Planner:
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
-            # A value that is no float may have no dtype, if it is no array.
+            # A value that is no array, such as a token, has no dtype.
             and all(s.dtype is None or s.dtype == aval_of(v).dtype for v, s in given.items())
         )
         return Plan(
@@ -190,7 +190,7 @@ class Planner:
         if self._rule_functions or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
             return rounded_stream(ctx, plan_equation(ctx))
         eqn, region = ctx.eqn, ctx.region
-        # The types of the results follow from the rest of the signature.
+        # The types of the results are left out, because they follow from the other fields.
         signature = (
             eqn.primitive,
             region.compute_dtype,

@@ -113,12 +113,12 @@ def _is_gated_summand(it: Producer, request: Request) -> bool:
 
 
 def _cannot_follow(it: Producer, request: Request) -> bool:
-    """An equation stays if a rule, a scope or the user sets its dtype, or if a cast costs less."""
+    """An equation keeps its dtype if a rule, a scope or the user sets it, or a cast costs less."""
     code = it.plan.reason.code
     if request.use is Use.LOW:
-        # Lowering replaces the cast of the result by a cast of each computed operand. It pays for
-        # one operand that is no larger than the result; a row of a buffer is smaller than the
-        # buffer.
+        # Lowering replaces the cast of the result by a cast of each computed operand. This costs
+        # less only if one operand is computed, and is no larger than the result: a cast of a row
+        # costs less than a cast of the buffer that holds it.
         clears = it.ctx.name in _CLEARS and not (it.ctx.name in _MOVES and _shrinks(it.ctx.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     # Only equations that are 16-bit by vote are raised, not by a rule, a scope or the user. They

@@ -173,8 +173,8 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
     """
     (body,), is_custom = bodies(ctx.eqn), has_rule(ctx.eqn)
     if is_custom:
-        # The derivative rule computes products in the compute dtype. The operands lose their tags,
-        # so that the function does the same.
+        # The derivative rule computes products in the compute dtype. The operands lose their tags
+        # (of float8, for example), so that the function computes its products in that dtype, too.
         given = [dataclasses.replace(s, tag=None) if s.tag else s for s in ctx.given]
         ctx = ctx._replace(given=tuple(given))
     inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
@@ -283,7 +283,7 @@ def full_if_float(ctx: Context) -> list[Use]:
 def _operand_by_operand(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans a barrier: after it a source is still a source, without a vote of its own."""
     action = BIND if any(as_declared(ctx.eqn.invars, ctx.given)) else KEEP
-    # If JAX gives a ref no result (0.12 does not), consumers after the barrier read the ref itself.
+    # JAX 0.12 returns no refs: consumers after the barrier read the ref that was the operand.
     results, returned = ctx.given, ctx.eqn.outvars
     if len(returned) < len(results):
         pairs = zip(results, ctx.eqn.invars, strict=True)
@@ -365,8 +365,8 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     # and then widened.
     use = Use.of(target)
     if use is Use.LOW and target != ctx.region.compute_dtype:
-        # `target` is the other 16-bit dtype. The second use keeps the producer from a rounding to
-        # the compute dtype, which lacks digits or range of `target`.
+        # `target` is the 16-bit dtype that is not the compute dtype. The use FULL keeps the
+        # producer from rounding to the compute dtype, which lacks digits or range of `target`.
         use |= Use.FULL
     lowers = ctx.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None

@@ -140,8 +140,8 @@ def coordinate_bound(
     if primitive not in _AFFINE or all(operands[i].integer_bound is None for i in floats):
         return None
     magnitudes = [m for i in floats if (m := _magnitude(operands[i])) is not None]
-    # With an operand that is no coordinate the result is data. Counted as coordinates, products of
-    # an integer mask and activations raised every later matmul (59 % of the FLOPs of an encoder).
+    # If an operand is no coordinate, the result is none. If products of an integer mask and
+    # activations counted, every later matmul was float32 (59 % of the FLOPs of an encoder).
     if len(magnitudes) < len(floats):
         return None
     if primitive in ("add", "add_any", "sub"):

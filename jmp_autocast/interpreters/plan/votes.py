@@ -202,8 +202,8 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
         elif ctx.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
-            # In `select_n` a negative number is a mask, which takes no digits; in a clip it is a
-            # bound.
+            # A negative number in `select_n` is taken for a mask, which may be rounded. In a clip,
+            # a negative number is a bound, which may not be rounded.
             lowest = NEAR if ctx.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
