@@ -10,9 +10,8 @@ elements. A cross entropy reads one log-probability a row. The picked element of
 log(sum)`` is the picked element of ``logits``, less the maximum and the logarithm of its row: so
 the plan picks first, then computes. A TPU stores the operand of a gather: 1.65 GB of float32
 log-probabilities for 8 x 1024 tokens of a vocabulary of 50,257, half of the memory of a step of a
-GPT with two layers.
-The plan decides which equations are in float32, and so which elements are picked first:
-`plan/picked_first.py`.
+GPT with two layers. The plan decides which equations are in float32, and so which elements are
+picked first: `plan/picked_first.py`.
 """
 
 from __future__ import annotations

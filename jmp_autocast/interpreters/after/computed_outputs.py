@@ -34,7 +34,7 @@ from .walk import follow
 
 _Other: TypeAlias = np.dtype | None
 
-# Reasons why consumers need a float32 result. PyTorch does not know consumers: it rounds.
+# Reasons that lie with the consumers of a float32 result. PyTorch would round the result.
 _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
 _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 

@@ -46,7 +46,7 @@ class ReasonCode(enum.Enum):
     LITERAL = "LITERAL"  # a literal or constant that the compute dtype cannot hold
     COORD = "COORD"  # integer coordinates too large for the compute dtype
     FEEDER = "FEEDER"  # every consumer runs in float32
-    CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is 16-bit, and rounding commutes
+    CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is 16-bit; the equation commutes with rounding
     LOG_GUARD = "LOG_GUARD"  # a consumer needs the value's logarithm or distance to 1
     DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
@@ -79,7 +79,7 @@ class Source(enum.Enum):
     """The kind of a source: a value that is not computed, or only from sources."""
 
     LITERAL = "literal"  # every element equals one value known at trace time
-    CONST = "const"  # a constant of the jaxpr, or exact in any float dtype (a cast bool)
+    CONST = "const"  # a constant of the jaxpr, or a cast bool or byte
     PARAM = "param"  # an argument that `params=` selects
     DATA = "data"  # any other argument
 

@@ -324,8 +324,8 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
     """Returns why operand ``i`` of a contraction needs float32, None if it does not."""
     state, marks, constant = ctx.given[i], ctx.marks[i], ctx.given[i].const_range
     if constant is not None:
-        # With a constant of these two kinds, the result is a small difference of large terms. No
-        # learned weight adds up to 0.
+        # If a constant is a stencil, or subtracts coordinates of points, the result is a small
+        # difference of large terms. No learned weight adds up to 0.
         if constant.small.is_stencil:
             return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
         if constant.small.has_both_signs and reading.multiplies_points(ctx.eqn, i):
@@ -381,7 +381,7 @@ def _holds_whole(ctx: Context, i: int) -> bool | None:
     if not ctx.marks[i].whole:
         return None
     known = state.known_value
-    with np.errstate(over="ignore"):  # the comparison is false for an infinity
+    with np.errstate(over="ignore"):  # a number that overflows is not held
         is_held = known is not None and ctx.compute_dtype.type(known) == known
     return state.may_be_rounded or bool(is_held)
 

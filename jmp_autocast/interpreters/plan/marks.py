@@ -161,7 +161,7 @@ def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
 
 
 def _shape(v: Atom) -> Any:
-    return getattr(aval_of(v), "shape", None)  # a token has none
+    return getattr(aval_of(v), "shape", None)  # a token has no shape
 
 
 def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
@@ -235,7 +235,7 @@ def sign_of(literal: Literal) -> int:
     """Returns the sign of a number, 0 if it is complex or a `float0`."""
     if not is_real(aval_of(literal).dtype):
         return 0
-    # The comparison of a NaN of bfloat16 warns in NumPy, that of a Python float does not.
+    # NumPy warns at a comparison of a bfloat16 NaN, so a Python float is compared.
     return -1 if float(literal.val) < 0 else 1
 
 

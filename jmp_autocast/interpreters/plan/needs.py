@@ -222,8 +222,8 @@ def _decomposed(ctx: NeedContext) -> Sequence[Any]:
         # The need passes through a product with an input or a constant, but not through one with a
         # computed gate.
         return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
-    # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
-    # rounded.
+    # In `h @ h.T` the operands may be rounded: the result is still a Gram matrix. In `h @ p @ h.T`
+    # they need their digits: if `h @ p` is rounded, the result is no covariance.
     a, b = _origins(ctx, ctx.eqn)
     return () if a is b else ctx.eqn.invars[:2]
 
@@ -489,7 +489,7 @@ def needs_in_bodies(
         for body, outputs in zip(held, returned, strict=True):
             for k, need in read_by_the_next(body, reads).items():
                 outputs[k] |= need
-        if returned == before:  # needs only grow: this ends
+        if returned == before:  # the loop ends, because needs only grow
             return found
 
 

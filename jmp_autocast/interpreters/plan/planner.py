@@ -32,8 +32,8 @@ from .sweeps import Sweeps
 from .value_facts import literal_state
 from .votes import rounded_stream
 
-# The key of a jaxpr costs time for each equation. A longer jaxpr gets no key: as a rule it is
-# traced once, or jitted.
+# A longer jaxpr gets no key and shares no plan, because a key costs time for each equation, and a
+# long jaxpr is usually traced once, or jitted.
 _MAX_EQNS = 32
 
 
@@ -210,7 +210,7 @@ class Planner:
         )
         try:
             plan = self._equations.get(signature)
-        except TypeError:  # a parameter without a hash
+        except TypeError:  # a parameter of the equation has no hash
             return rounded_stream(ctx, plan_equation(ctx))
         if plan is None:
             # The plan can be shared: the states that it holds are part of the signature.
@@ -244,7 +244,7 @@ def kind_of(jaxpr: AnyJaxpr) -> Hashable:
         parts.append((*eqn.params, *eqn.params.values(), *[v.aval for v in eqn.outvars]))
         numbers.update((v, len(numbers) + k) for k, v in enumerate(eqn.outvars))
     kind = (*parts, *_atoms(body.outvars, numbers))
-    # A parameter may have no hash, and an array as a literal has none.
+    # A parameter of an equation may have no hash, and a literal that is an array has none.
     return kind if has_hash(kind) else None
 
 
@@ -254,7 +254,7 @@ def _atoms(atoms: Any, numbers: dict[Any, int]) -> list[Hashable]:
 
 def literal_key(literal: Literal) -> Hashable:
     """Returns the value and the type of a literal as a key."""
-    # Python's dicts take 1, 1.0 and True for one key.
+    # The key has the type, because 1, 1.0 and True are equal keys of a Python dict.
     value = literal.val
     known = value.tobytes() if isinstance(value, np.generic | np.ndarray) else repr(value)
     return type(value), known, literal.aval

@@ -99,8 +99,8 @@ def _is_stream(it: Producer, request: Request) -> bool:
     if not is_stream(it.ctx):
         return False
     if it.ctx.policy.data_abstains:
-        # A stream that would be computed in float32 and rounded (`rounded_stream`) follows its
-        # consumers.
+        # A sum that the plan computes in float32 and then rounds (`rounded_stream`) may get
+        # requests.
         return not it.plan.casts
     return request.use is Use.FULL and not it.ctx.need & HARMED
 
@@ -249,8 +249,8 @@ def _find_shared(
 
     for i, (eqn, plan) in enumerate(zip(jaxpr.eqns, equations, strict=True)):
         if plan.inner:
-            # Other consumers read the operand in float32; the plan of the body decides whether the
-            # call does.
+            # These operands have other float32 consumers. If the body reads them in float32, too,
+            # the plan of the call casts them before it.
             if some := frozenset(k for k, v in enumerate(eqn.invars) if is_shared(v)):
                 shared[i] = some
             continue

@@ -59,7 +59,7 @@ class Plans(Protocol):
         memo: A cache of facts about the program's jaxprs that do not depend on dtypes.
         regions: The precision in force at each equation.
         prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
-        anew: Makes a planner of the same options.
+        anew: Makes a new planner with the same options.
         key: The options as a hashable key for caches of plans; None if no cache may be used,
             because a rule is a function, for example.
     """
@@ -138,7 +138,7 @@ def _emission(ctx: Context) -> EquationPlan | None:
     if compute_dtype is None or not ctx.floats:
         return None
     rule, _ = known_rule(ctx.name, ctx.region.rule)
-    if isinstance(rule, CastPolicy):  # no rule of the user's
+    if isinstance(rule, CastPolicy):  # the user has no rule for it
         return None
     decided = rule(view_of(ctx.eqn, ctx.given, ctx.region.names, compute_dtype))
     if decided is None:
@@ -320,7 +320,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans a cast of the program, which is done as written.
 
     A bool or an 8-bit integer that is cast to a float is a constant; other integers become data
-    with their bound.
+    with an upper bound.
     """
     given, eqn = ctx.given, ctx.eqn
     (state,), (var,) = given, eqn.invars

@@ -75,7 +75,7 @@ def number_state(dtype: Any, target: np.dtype, state: ValueState) -> ValueState:
     if state.known_value is not None:
         return ValueState(target, Source.LITERAL, state.known_value)
     if dtype.itemsize == 1:
-        # Every float dtype holds integers up to 256.
+        # A bool or a byte may be rounded: every float dtype holds integers up to 256.
         return ValueState(target, Source.CONST, may_be_rounded=True)
     bound = np.inf if state.integer_bound is None else state.integer_bound
     return ValueState(target, Source.DATA, integer_bound=bound)

@@ -30,7 +30,7 @@ _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of th
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
-# Beside a literal of this size, a summand of order one keeps no digit even in float32.
+# A summand of order one keeps no digit beside a literal of this size, even in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
@@ -72,7 +72,7 @@ def _factor_votes(ctx: Context, i: int) -> bool:
     if ctx.given[i].source is not Source.DATA:
         return False
     if ctx.name not in _COMBINES:
-        # Without a broadcast (select_n, concatenate) all operands have the result's size.
+        # `select_n` and `concatenate` do not broadcast: no operand is a small row.
         return True
     others = [*ctx.eqn.outvars, *(ctx.eqn.invars[k] for k in ctx.floats)]
     return all(is_as_large(ctx.eqn.invars[i], v) for v in others)
@@ -89,7 +89,7 @@ def _summand_votes(ctx: Context, i: int) -> bool:
     state = ctx.given[i]
     if is_harmless(state):
         return False
-    # Data may be much larger than the other operand: `pred - target`, `position + offset`.
+    # Data votes, as it may be much larger than the other operand: `position + offset`.
     if state.source is Source.DATA:
         return True
     fresh = min((ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None), default=0)
@@ -110,7 +110,7 @@ def _summand_votes(ctx: Context, i: int) -> bool:
 def _choice_votes(ctx: Context, i: int) -> bool:
     if is_harmless(ctx.given[i]):
         return False
-    # A clip at a parameter is as exact as the parameter; a comparison with it is not.
+    # A parameter votes in a comparison, but not in a clip, which is as exact as its bounds.
     return ctx.given[i].source is Source.DATA or ctx.name not in _CLIPS
 
 
