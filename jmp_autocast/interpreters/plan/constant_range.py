@@ -96,7 +96,7 @@ def _range_of(array: np.ndarray) -> Found:
     if not array.size:
         return _NOTHING
     shaped = array
-    # This takes two passes over the array, without a copy.
+    # The search takes two passes over the array, without a copy.
     array = array.reshape(-1)  # an array without dimensions has no slices
     largest = max(abs(array.min()), abs(array.max()))
     if not np.isfinite(largest):

@@ -36,7 +36,7 @@ class ReasonCode(enum.Enum):
     FP32 = "FP32"
     PROMOTE_LOW = "PROMOTE_LOW"  # all voting operands are 16-bit
     PROMOTE_FULL = "PROMOTE_FULL"  # a voting operand is float32
-    NO_PRODUCT = "NO_PRODUCT"  # no product consumes it through elementwise operations and moves
+    NO_PRODUCT = "NO_PRODUCT"  # elementwise operations and moves lead to no product
     KEEP = "KEEP"  # the policy keeps the declared dtypes
     UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
     DOMAIN = "DOMAIN"  # an operand has a dtype that autocast leaves alone, such as float8
@@ -48,7 +48,7 @@ class ReasonCode(enum.Enum):
     FEEDER = "FEEDER"  # every consumer runs in float32
     CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is 16-bit; the equation commutes with rounding
     LOG_GUARD = "LOG_GUARD"  # a consumer needs the value's logarithm or distance to 1
-    DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
+    DOT_OUT = "DOT_OUT"  # a contraction returns its float32 accumulator
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
     NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype, although a rule sets float8
     EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
@@ -359,7 +359,7 @@ class Stored:
 _OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit
 Action = _OfArrays | Move | Inside | Stored
 
-# Most equations of a program have one of these two actions, and share these objects.
+# Most equations of a program have one of the actions `KEEP` and `BIND`, and share these objects.
 KEEP = Keep()
 BIND = Bind()
 

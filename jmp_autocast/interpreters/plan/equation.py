@@ -292,8 +292,8 @@ def _cannot_pay(ctx: Context) -> EquationPlan | None:
     """
     if not cannot_pay(ctx.eqn):
         return None
-    # A parameter has no vote if the other operand has 16 bits: LoRA of rank 4 is an ordinary
-    # product.
+    # A product of a parameter and a 16-bit operand is lowered, such as a LoRA of rank 4: the
+    # parameter has no vote.
     votes = voters(ctx)
     if votes and all([is_16_bit(ctx.given[i].dtype) for i in votes]):
         return None

@@ -168,8 +168,8 @@ def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
     """Returns the positions of the summands of a chain's sum, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
-    # A given operand belongs to no chain: in a batch of one example, the bias of `h @ w + b` has
-    # the size of the product.
+    # An input or a constant belongs to no chain: in a batch of one example, the bias of `h @ w + b`
+    # has the size of the product.
     summands = [i for i in full_size(eqn, marks) if not marks[i].given]
     return summands if len(summands) == 2 and not is_convolved([marks[i] for i in summands]) else []
 
@@ -318,7 +318,7 @@ def _squares(it: Operands, mark: str) -> int:
         return squares // 2
     if squares == 1:
         return 2 if _power(it) == 2 else 0
-    # In `y * std` the root of a sum of squares is a scale and no distance: it loses the mark.
+    # `y * std` loses the mark: there the root of a sum of squares is a scale, and no distance.
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 
@@ -345,7 +345,7 @@ def _gram_of_cases(it: Operands, mark: str) -> int:
 
 
 def _counted(it: Operands, mark: str) -> bool:
-    """Whether operands are positions, and numbers that shift or scale them; data ends the mark."""
+    """Whether the operands are positions and numbers that shift or scale them, and no data."""
     pairs = list(zip(it.eqn.invars, it.marks, strict=True))[it.name == "select_n" :]
     others = [v for v, m in pairs if not m.counted]
     are_numbers = all([isinstance(v, Literal) or at_least(1, element_count(v)) for v in others])

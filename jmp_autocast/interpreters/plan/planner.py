@@ -117,7 +117,7 @@ class Planner:
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
         # Jaxprs share no plan if a rule function may depend on the source line, or if an extension
-        # may plan one equation apart from its equals.
+        # may plan equal equations differently.
         is_alone = self._rule_functions or self._products
         kind = None if is_alone else kind_of(jaxpr)
         twin = None if kind is None else self._kinds.get((kind, *question))

@@ -93,8 +93,8 @@ REQUESTS: tuple[Callable[[Producer], Request | None], ...] = (
 def _is_stream(it: Producer, request: Request) -> bool:
     """At level "compute" a residual stream stays 16-bit, as in a model with ``dtype=`` by hand.
 
-    The stream of a convolutional network stays 16-bit at every level, unless its rounding does
-    harm: a norm that reads it is no reason to store it in float32.
+    The stream of a convolutional network stays 16-bit at every level, also if a norm reads it in
+    float32, unless its rounding would harm a consumer.
     """
     if not is_stream(it.ctx):
         return False

@@ -138,7 +138,7 @@ def _emission(ctx: Context) -> EquationPlan | None:
     if compute_dtype is None or not ctx.floats:
         return None
     rule, _ = known_rule(ctx.name, ctx.region.rule)
-    if isinstance(rule, CastPolicy):  # the user has no rule for it
+    if isinstance(rule, CastPolicy):  # the user has no rule for the primitive
         return None
     decided = rule(view_of(ctx.eqn, ctx.given, ctx.region.names, compute_dtype))
     if decided is None:

@@ -105,7 +105,7 @@ class Sweeps:
         since the sweep before, the plan is kept.
         """
         is_first, equations = not self._contexts, []
-        changed: set[Any] = set()  # values whose states have changed since that sweep
+        changed: set[Any] = set()  # values whose states have changed since the last sweep
         for i, eqn in enumerate(self._jaxpr.eqns):
             is_new = is_first or i in more
             if not is_new and (not changed or changed.isdisjoint(variables_in(eqn.invars))):
@@ -134,8 +134,8 @@ class Sweeps:
         marks, need = lookup(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
             marks = with_images(eqn, given_to(eqn, self._marks, self._moved_from), self._images)
-            # In the first sweep, a call gets no request but the need LEADS, so that results that
-            # lead to no product are float32 in its body from the start.
+            # In the first sweep, the requests of a call say only which results lead to a product
+            # (LEADS). The other results are float32 in its body from the start.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
             requests = requests or tuple([Request(needs=int(need)) for need in of_each])
             shared = self._shared.get(i, ())

@@ -140,8 +140,8 @@ def coordinate_bound(
     if primitive not in _AFFINE or all(operands[i].integer_bound is None for i in floats):
         return None
     magnitudes = [m for i in floats if (m := _magnitude(operands[i])) is not None]
-    # If an operand is no coordinate, the result is none. If products of an integer mask and
-    # activations counted, every later matmul was float32 (59 % of the FLOPs of an encoder).
+    # If an operand is no coordinate, the result is data. If a product of an integer mask and
+    # activations held coordinates, later matmuls would be float32 (59 % of an encoder's FLOPs).
     if len(magnitudes) < len(floats):
         return None
     if primitive in ("add", "add_any", "sub"):
