@@ -116,7 +116,7 @@ def _reads(
 
 
 def _is_copy(root: Root, key: CopyKey) -> bool:
-    """Returns whether a read by ``key`` needs a copy of the whole input, perhaps a moved one."""
+    """Returns whether a read by ``key`` needs a copy of the whole input, as it is or moved."""
     if isinstance(key, np.dtype):
         return is_16_bit(key)
     return root.slices is not None and not (root.is_moved and key.when_moved == "anew")

@@ -1,4 +1,4 @@
-"""Builds simple equation plans: kept as declared, all in one dtype, moved, folded, emitted."""
+"""Builds plans of equations that are kept, run in one dtype, moved, folded or replaced."""
 
 from __future__ import annotations
 

@@ -215,7 +215,7 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
 
 
 def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan with its result rounded if it is a stream, else marked as rounded before.
+    """Rounds the result of a stream, and marks other results of rounded operands `was_rounded`.
 
     A sum is a stream if a product reads it through elementwise operations. A sum that only a loss
     or a mean reads keeps float32, and so does a sum that becomes an integer, or reaches a logarithm
