@@ -1,19 +1,17 @@
-"""Prepares a jaxpr for planning: from jaxpr to jaxpr, independent of mixed precision.
+"""Prepares a jaxpr for planning, in two passes that depend on declared dtypes only.
 
-Each pass rewrites the equations of one jaxpr, and depends on declared dtypes only.
-
-**Numbers are cast** to floats before a product with floats: masks, one-hot rows, counts.
+**Integers and bools are cast** to floats before a product with floats: masks, one-hot rows, counts.
 ``jnp.matmul`` traces a product of int8 and float32 as one equation without a cast. JAX computes it
 in float32, although matrix units multiply 16 bits. With the cast it is a product like any other,
 with the same bits as ``one_hot(ids, n, dtype=jnp.int8).astype(jnp.float32) @ w``.
 
-**Calls at picks are inlined**: the calls between a gather and the value whose elements it picks. A
-cross entropy reads one log-probability a row. The picked element of ``logits - max - log(sum)`` is
-the picked element of ``logits``, less the maximum and the logarithm of its row: so the plan picks
-first, then computes. A TPU stores the operand of a gather: 1.65 GB of float32 log-probabilities for
-8 x 1024 tokens of a vocabulary of 50,257, half of the memory of a step of a GPT with two layers.
-The plan decides which equations are in float32, and so which elements are picked first:
-`plan/picked_first.py`.
+**Calls are inlined** if they lie between a gather and the producer of the array from which it picks
+elements. A cross entropy reads one log-probability a row. The picked element of ``logits - max -
+log(sum)`` is the picked element of ``logits``, less the maximum and the logarithm of its row: so
+the plan picks first, then computes. A TPU stores the operand of a gather: 1.65 GB of float32
+log-probabilities for 8 x 1024 tokens of a vocabulary of 50,257, half of the memory of a step of a
+GPT with two layers. The plan decides which equations are in float32, and so which elements are
+picked first: `plan/picked_first.py`.
 """
 
 from __future__ import annotations
@@ -150,7 +148,7 @@ def _is_open(eqn: JaxprEqn) -> bool:
 def _picked_through(calls: dict[int, Any]) -> set[int]:
     """Returns the calls whose body picks from a value that is computed outside.
 
-    If the gather stayed in the call, the whole outer value and its gradient would have to exist.
+    If the gather stayed in the call, the whole outer value and its gradient would be stored.
     """
     reached: dict[int, bool] = {}
     inside = {k: body_of(called(eqn)) for k, eqn in calls.items()}
@@ -162,7 +160,7 @@ def _picked_through(calls: dict[int, Any]) -> set[int]:
 
 
 def _values_behind(jaxpr: AnyJaxpr, picked: Iterable[Any]) -> set[Any]:
-    """Returns gathered values, and the values from which they are computed elementwise."""
+    """Returns the arrays in ``picked``, and those from which they are computed elementwise."""
     behind = {v for v in picked if not isinstance(v, Literal)}
     for eqn in reversed(jaxpr.eqns) if behind else ():
         if passes_picks(eqn) and eqn.outvars[0] in behind:
@@ -195,8 +193,8 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
             continue
         inner = body_of(called(eqn))
         inside = dict(zip(inner.invars, operands, strict=True))
-        # A user's rule may close over variables. So the results of a call keep their variables. The
-        # values in its body keep their variables, too, unless the body is inlined twice.
+        # A user's derivative rule may close over variables of the jaxpr. So the results of a call
+        # keep their variables, and so do the values in its body, unless it is inlined twice.
         for out, v in zip(eqn.outvars, inner.outvars, strict=True):
             if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
                 inside[v] = out

@@ -34,7 +34,7 @@ from .walk import follow
 
 _Other: TypeAlias = np.dtype | None
 
-# Reasons why consumers need float32. PyTorch knows no consumers, and rounds such results.
+# Reasons that lie with the consumers of a float32 result. PyTorch would round the result.
 _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
 _OF_OPERANDS = (ReasonCode.PROMOTE_FULL, ReasonCode.ACCUMULATOR)
 
@@ -60,8 +60,8 @@ def computed_requests(
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
     dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
-    # The request for a float32 output drops the need of the assumed matmul. Otherwise, the output
-    # would be computed in 16 bits and then cast.
+    # A float32 output is requested without the need of the assumed matmul. With this need, the
+    # output would be computed in 16 bits, and then cast to float32.
     return [
         w if d is None else dataclasses.replace(w, dtype=d, needs=w.needs if is_16_bit(d) else 0)
         for w, d in dtypes
@@ -135,7 +135,7 @@ def _torch_dtype(
         compute_dtype: The compute dtype at the equation.
     """
     name, code = eqn.primitive.name, plan.reason.code
-    # JAX's own functions are known by the name of the function that they trace.
+    # A call of one of JAX's own functions is identified by the name of the traced function.
     if is_call(eqn):
         function = jax_function(called(eqn))
         if function in FUNCTIONS_RETURNING_FLOAT32:

@@ -23,8 +23,8 @@ Copies: TypeAlias = tuple[tuple[int, CopyKey], ...]
 _WHOLE = having("whole")
 _LOOPS = frozenset(("scan", "while"))
 
-# A sum of seven cotangents in bfloat16 loses no more than 7 / 2 units of 2**-9. A sum of 513 lost a
-# third of the gradient of a normalized weight.
+# The largest number of reads whose cotangents may be added in bfloat16: a sum of seven is off by at
+# most 7 / 2 units of 2**-9, but a sum of 513 lost a third of the gradient of a normalized weight.
 _MAX_COUNT = 7
 
 # Primitives that an inner `autocast` has emitted. They pass the gradient to the source, not to the
@@ -63,8 +63,8 @@ def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: Cop
     """Returns whether the copy of an input enters a body as one more input.
 
     A 16-bit copy enters a call only inside a loop. Elsewhere the body casts the source itself: a
-    copy that is passed to ``jax.checkpoint`` would be kept for the backward pass. An extension
-    decides about its own copies.
+    copy that is passed to ``jax.checkpoint`` would be kept for the backward pass. An extension,
+    such as float8, decides about its encoded copies.
     """
     if eqn.primitive.name in _LOOPS:
         # A copy of a loop's constant enters the loop. A copy of a sliced operand enters it only if
@@ -78,8 +78,8 @@ def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: Cop
 def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
     """Returns pairs (input, key) of the sources that a jaxpr reads in 16 bits or encoded.
 
-    A read of moved elements counts as a read of the input that they come from. For an encoding, all
-    elements must be moved, and the encoding must allow moves.
+    A read of moved elements counts as a read of the input that they come from. If the read is
+    encoded, it counts only if all elements are moved, and if the encoding allows moves.
 
     Args:
         plan: The plan of the jaxpr.
@@ -116,7 +116,7 @@ def _reads(
 
 
 def _is_copy(root: Root, key: CopyKey) -> bool:
-    """Returns whether a read by ``key`` needs a copy of the whole input, perhaps a moved one."""
+    """Returns whether a read by ``key`` needs a copy of the whole input, as it is or moved."""
     if isinstance(key, np.dtype):
         return is_16_bit(key)
     return root.slices is not None and not (root.is_moved and key.when_moved == "anew")
@@ -143,9 +143,8 @@ def read_often(plan: Plan) -> frozenset[Any]:
     """Returns the computed values that are read so often that each read is a `source_view`.
 
     A normalized or merged weight is computed once, and read in each step of an unrolled loop; the
-    result of an encoder is read in each step of a decoder. All views share one 16-bit array, and
-    the cotangent of each view is widened before it is added to the others. A view keeps no
-    residual.
+    result of an encoder is read in each step of a decoder. Each `source_view` returns the same
+    16-bit array and keeps no residual. Its cotangent is widened before it is added to the others.
 
     Args:
         plan: The plan of the jaxpr.

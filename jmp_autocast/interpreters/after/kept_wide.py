@@ -21,8 +21,8 @@ from .walk import Visit, equations_once, walk_plan
 
 _CONTRACTS = having("contracts")
 
-# A GPU multiplies float32 at a sixteenth of its 16-bit rate, so that 1 % of the FLOPs is a seventh
-# of the time. Less than a million FLOPs take microseconds at either rate.
+# Below these limits there is no warning. A GPU multiplies float32 at a sixteenth of its 16-bit
+# rate: 1 % of the FLOPs in float32 is a seventh of the time. A million FLOPs take microseconds.
 LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
 # Precisions cause a warning only if they keep half of the FLOPs in float32. The umt5 of bonsai
 # 0.1.0 does, with HIGHEST for all of its products. A Gaussian process on a network's features sets

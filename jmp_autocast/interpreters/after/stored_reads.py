@@ -115,8 +115,8 @@ def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool
 def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
     """Returns the dtype in which an equation reads an operand, None for an encoding."""
     if plan.copies:
-        # An operand without a copy counts as read in float32. An activation is such an operand,
-        # even if the equation encodes it.
+        # An operand that is not read through a copy counts as read in float32. So does an
+        # activation, even if the equation encodes it.
         return None if any(k == i for i, _ in plan.copies) else FLOAT32
     # An operand that the plan does not cast is read in float32, unless the program rounds it.
     target = cast_dtype(eqn)
@@ -126,7 +126,7 @@ def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
 def _inside(
     eqn: JaxprEqn, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
 ) -> list[Roots]:
-    """Records the reads of inputs in an equation's bodies; returns those that its results hold."""
+    """Records the reads of inputs in an equation's bodies; returns the inputs its results hold."""
     given = _cast(given, plan.operands, reads)
     results = [_NONE] * len(eqn.outvars)
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
@@ -137,7 +137,7 @@ def _inside(
         inside = entering(body, given, _NONE)
         for i in range(body.takes_copies_at, len(inside)):
             inside[i] = frozenset(root.sliced() for root in inside[i])
-        if isolates(eqn):  # the encoding of an array is not that of its shards
+        if isolates(eqn):  # each shard has an encoding of its own
             inside = [_moved([roots], False) for roots in inside]
         outputs = _follow(inner, inside, reads)
         for k, roots in enumerate(leaving(body, outputs, _NONE, len(results))):

@@ -63,7 +63,7 @@ def follow(
             returns where each result comes from.
     """
     consts = [constant] * len(body_of(jaxpr).constvars)
-    # No equation is bound, so no step needs the context of its equation.
+    # No equation is bound, so that none needs a context, such as its name scopes.
     return evaluate(jaxpr, consts, inputs, lambda _: constant, step, lambda _: nullcontext())
 
 
@@ -73,7 +73,7 @@ def entering(body: Body, given: Sequence[V], made: V) -> list[V]:
     Args:
         body: One of the bodies of an equation.
         given: The origin of each operand of the equation.
-        made: The origin for the equation itself, the producer of its carries.
+        made: The origin of carries, which the equation itself produces.
     """
     return [made if i in body.carried else given[k] for i, k in enumerate(body.operands)]
 
@@ -83,9 +83,9 @@ def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> lis
 
     Args:
         body: Its body.
-        outputs: The origin of each output of the body; None if its origin is the equation.
-        made: The origin for the equation itself, the producer of its carries.
-        count: The number of its results.
+        outputs: The origin of each output of the body; None if the equation itself produces it.
+        made: The origin of results that the equation itself produces, such as carries.
+        count: The number of the equation's results.
     """
     found, carried = [made] * count, {output for _, output in body.carries}
     for k, (result, output) in enumerate(zip(body.results, outputs, strict=True)):

@@ -1,1 +1,1 @@
-"""jaxpr and `Policy` to `Plan`: a dtype and a reason for every value. No JAX tracing."""
+"""Plans a jaxpr under a `Policy`: chooses a dtype for every value, with a reason."""

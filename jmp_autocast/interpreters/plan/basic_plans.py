@@ -1,4 +1,4 @@
-"""Builds simple equation plans: kept as declared, all in one dtype, moved, folded, emitted."""
+"""Builds plans of equations that are kept, run in one dtype, moved, folded or replaced."""
 
 from __future__ import annotations
 
@@ -90,13 +90,13 @@ def _bound(ctx: Context, target: np.dtype) -> Action:
     if ctx.name in _REDISPATCHED and aval_of(ctx.eqn.invars[0]).dtype != target:
         return Redispatch()
     replicates = ()
-    # The transpose of a broadcast adds up the cotangents of all copies of one element. In 16 bits
-    # that sum stops growing at 256 times its first term: a row gathered 8,192 times had a gradient
-    # of 4.0 instead of 81.92. A value that is known at trace time has no gradient.
+    # The transpose of a broadcast adds up the cotangents of all copies of one element, and needs
+    # float32: a bfloat16 sum stops growing at 256 times its first term. A row gathered 8,192 times
+    # had a gradient of 4.0 instead of 81.92. A value known at trace time has no gradient.
     if ctx.name in _REPLICATES and target != FLOAT32:
         unknown = [i for i in ctx.floats if ctx.given[i].known_value is None]
-        # In a collective such as an all-gather, only float32 weights get a float32 sum: 16-bit
-        # activations have 16-bit cotangents.
+        # In a collective such as an all-gather, the cotangents of float32 weights are added in
+        # float32, and those of 16-bit activations in 16 bits.
         if ctx.name in _TRAVELS:
             unknown = [i for i in unknown if ctx.given[i].dtype == FLOAT32]
         replicates = tuple(i for i in unknown if is_replicated(ctx.eqn, i))

@@ -94,7 +94,7 @@ def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
 
     def is_cast(state: ValueState, use: Use, fulls: int) -> bool:
         may_be = state.is_computed and state.known_value is None and state.is_widened
-        is_read = use is Use.FULL and fulls > 0  # 0 if the body only returns it
+        is_read = use is Use.FULL and fulls > 0  # 0 for an operand that is only returned
         return may_be and is_read and is_16_bit(state.dtype)
 
     found = zip(ctx.given, inner.uses, inner.fulls, strict=True)

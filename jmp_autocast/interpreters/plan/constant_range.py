@@ -96,7 +96,7 @@ def _range_of(array: np.ndarray) -> Found:
     if not array.size:
         return _NOTHING
     shaped = array
-    # This takes two passes over the array, without a copy.
+    # The search takes two passes over the array, without a copy.
     array = array.reshape(-1)  # an array without dimensions has no slices
     largest = max(abs(array.min()), abs(array.max()))
     if not np.isfinite(largest):
@@ -133,8 +133,8 @@ def _is_stencil(array: np.ndarray) -> bool:
 
 def _adds_up_to_0(rows: np.ndarray) -> np.ndarray:
     size = np.abs(rows).sum(-1)
-    # A random row of n numbers adds up to about 1 / sqrt(n) of the sum of magnitudes, and float32
-    # rounds by 2**-24 of that sum.
+    # The limit is above float32's rounding, 2**-24 of the sum of magnitudes, and below the sum of a
+    # random row of n numbers, about 1 / sqrt(n) of the sum of magnitudes.
     return (np.abs(rows.sum(-1)) <= 2.0**-20 * size) & (size > 0)
 
 

@@ -64,8 +64,8 @@ class Consumers:
             elif request.is_known:
                 self._read(v, request.use, request.consumer, request.fulls)
             else:
-                # The consumers outside the jaxpr are not known yet. With uses of both dtypes, the
-                # value gets no request.
+                # The consumers outside the jaxpr are not known yet. The value counts as read in
+                # both dtypes, so that its producer gets no request.
                 self._read(v, Use.LOW | Use.FULL, "")
         self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 
@@ -101,9 +101,9 @@ class Consumers:
             for i, count in zip(body.operands, inner.fulls, strict=True):
                 fulls[i] = fulls.get(i, 0) + count
         if granted is None and not plan.uses and self._passes_on(eqn, plan):
-            # A move counts as a float32 reader if an equation reads its result in float32; a mere
-            # output does not. A sort does not count: it runs in 16 bits, and no other consumer can
-            # share the cast of its result.
+            # A move counts as a float32 reader of its operand if an equation reads its result in
+            # float32, but not if the jaxpr only returns the result. A sort never counts: it runs in
+            # 16 bits, and no other consumer can share the cast of its result.
             read = name in _FUSES and any([self.of(v).fulls for v in eqn.outvars])
             fulls = dict.fromkeys(range(len(eqn.invars)), int(read))
         for i, (v, use) in enumerate(zip(eqn.invars, uses, strict=True)):

@@ -23,7 +23,7 @@ class Tag(Protocol):
 
     @property
     def in_slices(self) -> bool:
-        """Whether its encoded copies are made slice by slice, along its first dimensions."""
+        """Whether copies of the source are encoded slice by slice, along its first dimensions."""
         ...
 
     def moved(self, is_whole: bool) -> Tag | None:

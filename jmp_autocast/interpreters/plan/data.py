@@ -36,28 +36,28 @@ class ReasonCode(enum.Enum):
     FP32 = "FP32"
     PROMOTE_LOW = "PROMOTE_LOW"  # all voting operands are 16-bit
     PROMOTE_FULL = "PROMOTE_FULL"  # a voting operand is float32
-    NO_PRODUCT = "NO_PRODUCT"  # no product consumes it through elementwise operations and moves
+    NO_PRODUCT = "NO_PRODUCT"  # elementwise operations and moves lead to no product
     KEEP = "KEEP"  # the policy keeps the declared dtypes
     UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
     DOMAIN = "DOMAIN"  # an operand has a dtype that autocast leaves alone, such as float8
     SCOPE = "SCOPE"  # a scope keeps the region in its declared dtypes
-    USER_CAST = "USER_CAST"  # the program casts
+    USER_CAST = "USER_CAST"  # the program casts the value
     USER_PRECISION = "USER_PRECISION"  # the program sets a precision or a dot algorithm
     LITERAL = "LITERAL"  # a literal or constant that the compute dtype cannot hold
     COORD = "COORD"  # integer coordinates too large for the compute dtype
     FEEDER = "FEEDER"  # every consumer runs in float32
-    CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is 16-bit, and rounding commutes
-    LOG_GUARD = "LOG_GUARD"  # a consumer needs its distance to 1, or its logarithm
-    DOT_OUT = "DOT_OUT"  # the accumulator is emitted in float32
+    CLEAR_NARROW = "CLEAR_NARROW"  # every consumer is 16-bit; the equation commutes with rounding
+    LOG_GUARD = "LOG_GUARD"  # a consumer needs the value's logarithm or distance to 1
+    DOT_OUT = "DOT_OUT"  # a contraction returns its float32 accumulator
     FLOAT8 = "FLOAT8"  # a product of a weight in 8 bits
     NOT_FLOAT8 = "NOT_FLOAT8"  # a matmul in the compute dtype, although a rule sets float8
     EMIT = "EMIT"  # a rule emits a function of its own in place of the equation
     ACCUMULATOR = "ACCUMULATOR"  # an accumulator, such as a residual stream
     CARRY = "CARRY"  # a loop carry keeps its declared dtype
     CARRY_ACCUMULATOR = "CARRY_ACCUMULATOR"
-    BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond disagree
+    BRANCH_JOIN = "BRANCH_JOIN"  # the branches of a cond return different dtypes
     STRUCTURAL = "STRUCTURAL"  # an equation with bodies, or a cast that changes no dtype
-    NO_FLOAT = "NO_FLOAT"  # nothing to decide
+    NO_FLOAT = "NO_FLOAT"  # the equation has no floats
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class Source(enum.Enum):
     """The kind of a source: a value that is not computed, or only from sources."""
 
     LITERAL = "literal"  # every element equals one value known at trace time
-    CONST = "const"  # a constant of the jaxpr, or exact in any float dtype (a cast bool)
+    CONST = "const"  # a constant of the jaxpr, or a cast bool or byte
     PARAM = "param"  # an argument that `params=` selects
     DATA = "data"  # any other argument
 
@@ -264,8 +264,8 @@ class Bind:
         params: Parameters that replace the equation's own.
         replicates: Positions of operands that the equation broadcasts. Each is also broadcast in
             float32, for the derivative alone: the transpose then adds up its cotangents in float32.
-        biases: Those of ``replicates`` whose gradient is rounded once, after this sum, as in a
-            model written by hand: a TPU then sums in the kernel that makes the cotangents.
+        biases: The positions in ``replicates`` whose gradient is rounded after this sum, as in a
+            model written by hand: a TPU then computes the sum in the kernel of the cotangents.
     """
 
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -275,7 +275,7 @@ class Bind:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Move:
-    """The elements of a source are moved; for 16-bit consumers, those of its 16-bit copy.
+    """The elements of a source are moved, or those of its 16-bit copy for 16-bit consumers.
 
     Args:
         unchanged: The operands have their declared dtypes.
@@ -359,7 +359,7 @@ class Stored:
 _OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit
 Action = _OfArrays | Move | Inside | Stored
 
-# Most equations of a program have one of these two actions, and share these objects.
+# Most equations of a program have one of the actions `KEEP` and `BIND`, and share these objects.
 KEEP = Keep()
 BIND = Bind()
 

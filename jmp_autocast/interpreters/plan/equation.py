@@ -57,7 +57,8 @@ from .votes import far_literal, is_harmless, literal_guard, starts_stream, voter
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
-_SELECTS = having("affine") & having("rounds")  # results hold elements of operands, or negatives
+# Primitives whose results hold elements of their operands, perhaps negated.
+_SELECTS = having("affine") & having("rounds")
 _COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
@@ -100,7 +101,7 @@ def plan_equation(ctx: Context) -> EquationPlan:
 
 
 def _plans(chain: Sequence[Link], ctx: Context) -> Iterator[EquationPlan]:
-    """Yields the plans of the links that have one: the first of them decides."""
+    """Yields the plan of each link that returns one; only the first plan is used."""
     requested = (decides for decides, names in chain if names is None or ctx.name in names)
     return (plan for decides in requested if (plan := decides(ctx)) is not None)
 
@@ -131,7 +132,7 @@ def _stands_in_scope(ctx: Context) -> EquationPlan | None:
 
 
 def _is_not_ours(ctx: Context) -> EquationPlan | None:
-    """An equation on another float or complex dtype is kept, and a scatter with a user update."""
+    """Keeps equations on dtypes that autocast leaves alone, and scatters with a user's update."""
     # A user chooses float64 for its digits, float8 together with scales, and float16 in a bfloat16
     # program for values of a known range.
     if foreign := ctx.foreign:
@@ -199,7 +200,7 @@ def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
         guarded = origin != "rules"
         low = _lower(ctx, guarded=guarded)
         if guarded and contracts and _reads_whole(ctx) is not None:
-            # The results are whole numbers, which bfloat16 holds up to 256, and float16 to 2,048.
+            # The result is float32: it may hold whole numbers above 256, which bfloat16 rounds.
             return _with_float32_result(ctx, low, _COUNTS)
         plan = _accumulating(ctx, low)
         if ctx.region.product is not None and contracts and _is_rounded(low):
@@ -234,8 +235,8 @@ def _lower(ctx: Context, guarded: bool) -> EquationPlan:
         return plan
     if guarded and (plan := next(_plans(GUARDS, ctx), None)) is not None:
         return plan
-    # XLA multiplies 16-bit operands exactly and adds in float32 on every backend; the only errors
-    # are the rounding of the operands, 2**-9 of each in bfloat16, and of the result.
+    # A product may be lowered: XLA multiplies 16-bit operands exactly and adds in float32 on every
+    # backend. Only the operands and the result are rounded, in bfloat16 by 2**-9 of each.
     plan = in_dtype(ctx, ctx.compute_dtype, _LOW)
     # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if the
     # operands have 16 bits.
@@ -291,8 +292,8 @@ def _cannot_pay(ctx: Context) -> EquationPlan | None:
     """
     if not cannot_pay(ctx.eqn):
         return None
-    # A parameter has no vote if the other operand has 16 bits: LoRA of rank 4 is an ordinary
-    # product.
+    # A product of a parameter and a 16-bit operand is lowered, such as a LoRA of rank 4: the
+    # parameter has no vote.
     votes = voters(ctx)
     if votes and all([is_16_bit(ctx.given[i].dtype) for i in votes]):
         return None
@@ -323,8 +324,8 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
     """Returns why operand ``i`` of a contraction needs float32, None if it does not."""
     state, marks, constant = ctx.given[i], ctx.marks[i], ctx.given[i].const_range
     if constant is not None:
-        # With a constant of these two kinds, the result is a small difference of large terms. No
-        # learned weight adds up to 0.
+        # If a constant is a stencil, or subtracts coordinates of points, the result is a small
+        # difference of large terms. No learned weight adds up to 0.
         if constant.small.is_stencil:
             return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
         if constant.small.has_both_signs and reading.multiplies_points(ctx.eqn, i):
@@ -380,7 +381,7 @@ def _holds_whole(ctx: Context, i: int) -> bool | None:
     if not ctx.marks[i].whole:
         return None
     known = state.known_value
-    with np.errstate(over="ignore"):  # an overflow to infinity is unequal
+    with np.errstate(over="ignore"):  # a number that overflows is not held
         is_held = known is not None and ctx.compute_dtype.type(known) == known
     return state.may_be_rounded or bool(is_held)
 
@@ -553,8 +554,8 @@ def _of_sources(ctx: Context) -> EquationPlan:
     reason = literal_guard(given, floats, ctx.compute_dtype)
     if reason is not None:
         return in_dtype(ctx, FLOAT32, reason)
-    # The residual stream is 16 bits from the embedding on, as in a model written by hand with
-    # ``dtype=``.
+    # At level "compute" the residual stream is 16 bits from the embedding on, as in a model that is
+    # written by hand with ``dtype=``.
     if ctx.policy.data_abstains and starts_stream(ctx):
         return in_dtype(ctx, ctx.compute_dtype, _ROWS)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.

@@ -122,7 +122,7 @@ def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Ato
         if Made.AVERAGED in pair and pair <= {ITSELF, Made.AVERAGED}:
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
         if pair == {ITSELF} and all([m.averaged == 2 for m in marks]):
-            found += eqn.invars  # both hold elements of one average
+            found += eqn.invars  # both operands hold elements of one average
         if ITSELF in pair and any([m & Made.SQUARED for m in pair]):
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
     return found

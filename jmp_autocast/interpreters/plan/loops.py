@@ -212,8 +212,8 @@ def _first_guess(
     def guess(k: int, declared: np.dtype | None, state: ValueState) -> np.dtype | None:
         if compute_dtype is None or declared != FLOAT32 or k in accumulating:
             return declared
-        # A running maximum starts at finfo(float32).min, which float16 makes -inf, and exp(-inf +
-        # inf) is NaN.
+        # A carry that starts at a number beyond 16 bits stays float32. In float16 a running maximum
+        # that starts at finfo(float32).min would be -inf, and exp(-inf + inf) is NaN.
         if literal_guard([state], [0], compute_dtype) is not None:
             return declared
         votes_full = state.dtype != compute_dtype and state.source in voting
@@ -231,7 +231,7 @@ def _settled(
 ) -> list[np.dtype | None]:
     """Returns dtypes in which the body both takes and returns each carry.
 
-    The loop ends: each round gives at least one more carry its declared dtype, for good.
+    The search ends: each round gives at least one more carry its declared dtype, for good.
 
     Args:
         carries: The first guess.

@@ -86,7 +86,7 @@ def _of_equal(eqn: JaxprEqn, marks: Sequence[Marks], memo: Memo) -> Marks:
     key = (eqn.primitive, is_same, *operands, *avals, *marks, *eqn.params.values())
     try:
         found = memo.get(key)
-    except TypeError:  # a parameter without a hash
+    except TypeError:  # a parameter of the equation has no hash
         return marks_of_result(eqn, marks)
     if found is None:
         found = memo[key] = marks_of_result(eqn, marks)
@@ -199,7 +199,7 @@ def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
         before, marks = list(inputs), lookup(marks_of(jaxpr, inputs, memo), jaxpr.outvars)
         for i, k in body.carries:
             inputs[i] = Marks.union([inputs[i], marks[k]])._replace(summed=inputs[i].summed)
-        if inputs == before:  # terminates: `union` moves each mark in one direction only
+        if inputs == before:  # the loop ends: marks change in one direction only
             return inputs
 
 
@@ -216,8 +216,8 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
 
     marks = marks_of(jaxpr, inputs, memo)
     shapes = {aval_of(v).shape for v, m in marks.items() if m.exponential}
-    # An accumulating carry of one of these shapes is marked as exponential at first. It keeps the
-    # mark if the body then returns it as exponential.
+    # At first, each accumulating carry with the shape of an exponential value in the body is marked
+    # as exponential. It keeps the mark if the body then returns it as exponential.
     sums = frozenset(
         i for i, _ in body.carries if inputs[i].summed and aval_of(jaxpr.invars[i]).shape in shapes
     )

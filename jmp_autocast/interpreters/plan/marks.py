@@ -161,15 +161,15 @@ def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
 
 
 def _shape(v: Atom) -> Any:
-    return getattr(aval_of(v), "shape", None)  # a token has none
+    return getattr(aval_of(v), "shape", None)  # a token has no shape
 
 
 def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
     """Returns the positions of the summands of a chain's sum, [] for any other equation."""
     if eqn.primitive.name not in _SUMS:
         return []
-    # A given operand belongs to no chain: in a batch of one example, the bias of `h @ w + b` has
-    # the size of the product.
+    # An input or a constant belongs to no chain: in a batch of one example, the bias of `h @ w + b`
+    # has the size of the product.
     summands = [i for i in full_size(eqn, marks) if not marks[i].given]
     return summands if len(summands) == 2 and not is_convolved([marks[i] for i in summands]) else []
 
@@ -235,7 +235,7 @@ def sign_of(literal: Literal) -> int:
     """Returns the sign of a number, 0 if it is complex or a `float0`."""
     if not is_real(aval_of(literal).dtype):
         return 0
-    # The comparison of a NaN of bfloat16 warns in NumPy, that of a Python float does not.
+    # NumPy warns at a comparison of a bfloat16 NaN, so a Python float is compared.
     return -1 if float(literal.val) < 0 else 1
 
 
@@ -282,7 +282,7 @@ def _is_sum(it: Operands) -> bool:
 
 
 def _factors(it: Operands) -> int:
-    if it.eqn.invars[0] is it.eqn.invars[1]:  # a square, as in a norm, is no chain
+    if it.eqn.invars[0] is it.eqn.invars[1]:  # a square is no chain of products
         return 0
     if len(it.large) != 2:
         return _most(it, "factors")
@@ -318,7 +318,7 @@ def _squares(it: Operands, mark: str) -> int:
         return squares // 2
     if squares == 1:
         return 2 if _power(it) == 2 else 0
-    # `y * std` loses the mark: the root of a sum of squares is no distance there.
+    # `y * std` loses the mark: there the root of a sum of squares is a scale, and no distance.
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 
@@ -336,7 +336,8 @@ def _gram_of_summands(it: Operands, mark: str) -> int:
     return min([m.gram for m in it.marks if not m.given], default=0)
 
 
-def _gram_of_cases(it: Operands, mark: str) -> int:  # such as `where(eye, gram, 0)`
+def _gram_of_cases(it: Operands, mark: str) -> int:
+    # In `where(eye, gram, 0)` the number 0 has no mark, and the result has that of `gram`.
     return max([it.marks[i].gram for i in it.large], default=0)
 
 
@@ -344,7 +345,7 @@ def _gram_of_cases(it: Operands, mark: str) -> int:  # such as `where(eye, gram,
 
 
 def _counted(it: Operands, mark: str) -> bool:
-    """Whether operands are positions, and numbers that shift or scale them; data ends the mark."""
+    """Whether the operands are positions and numbers that shift or scale them, and no data."""
     pairs = list(zip(it.eqn.invars, it.marks, strict=True))[it.name == "select_n" :]
     others = [v for v, m in pairs if not m.counted]
     are_numbers = all([isinstance(v, Literal) or at_least(1, element_count(v)) for v in others])
@@ -423,7 +424,8 @@ def _by_given(it: Operands, mark: str) -> bool:
     return it.marks[0].exponential and bool(it.marks[1].given)
 
 
-def _largest_of_cases(it: Operands, mark: str) -> bool:  # such as `where(isfinite(m), m, 0)`
+def _largest_of_cases(it: Operands, mark: str) -> bool:
+    # In `where(isfinite(m), m, 0)` the number 0 has no mark, and the result has that of `m`.
     cases = it.marks[1:]
     of_each = [m.largest or m.given == NUMBER.given for m in cases]
     return all(of_each) and any([m.largest for m in cases])
@@ -543,7 +545,8 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
         found = Marks(squares=2) if m.power == 2 else Marks(added_up=True)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
-        m = m._replace(spread=0)  # the picked elements repeat none
+        # The pick may take each repeated element once: its result counts as not broadcast.
+        m = m._replace(spread=0)
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":

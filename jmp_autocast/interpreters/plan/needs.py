@@ -219,10 +219,11 @@ def _decomposed(ctx: NeedContext) -> Sequence[Any]:
     if not ctx.need & Need.DECOMPOSED:
         return ()
     if name == "mul":
-        # The need passes through a product with a given value, but not through a computed gate.
+        # The need passes through a product with an input or a constant, but not through one with a
+        # computed gate.
         return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
-    # `h @ h.T` of a rounded `h` is still a Gram matrix; `h @ p @ h.T` is not if `h @ p` was
-    # rounded.
+    # In `h @ h.T` the operands may be rounded: the result is still a Gram matrix. In `h @ p @ h.T`
+    # they need their digits: if `h @ p` is rounded, the result is no covariance.
     a, b = _origins(ctx, ctx.eqn)
     return () if a is b else ctx.eqn.invars[:2]
 
@@ -235,12 +236,12 @@ def _snapped(ctx: NeedContext) -> Sequence[Any]:
 
 def _ranked(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name in _EXTREMES:
-        # The gradient of a maximum goes to the largest element, but many results of a tanh near 1
-        # are equal in 16 bits.
+        # Near 1, many results of a tanh are equal in 16 bits. The gradient of their maximum, which
+        # belongs to the largest one, would go to others as well.
         return ctx.eqn.invars if ctx.marks[0].saturated else ()
     if ctx.eqn.primitive.name not in _COMPARES:
         return ctx.eqn.invars
-    # A comparison with a given value is a threshold: it ranks nothing.
+    # A comparison with an input or a constant is a threshold: it ranks nothing.
     return () if any([m.given for m in ctx.marks]) else ctx.eqn.invars
 
 
@@ -488,7 +489,7 @@ def needs_in_bodies(
         for body, outputs in zip(held, returned, strict=True):
             for k, need in read_by_the_next(body, reads).items():
                 outputs[k] |= need
-        if returned == before:  # needs only grow: this ends
+        if returned == before:  # the loop ends, because needs only grow
             return found
 
 

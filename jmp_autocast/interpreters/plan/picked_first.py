@@ -1,4 +1,4 @@
-"""Picks elements from the operand of a float32 value, instead of from the value itself.
+"""Picks elements from the operands of a float32 equation, instead of from its result.
 
 If a gather picks elements of a float32 value, the equations that compute this value are repeated
 for the picked elements alone, in the dtypes of the plan. They read elements that are picked from
@@ -79,8 +79,8 @@ class _Picking:
         self._states.update(zip(plan.jaxpr.constvars, plan.consts, strict=True))
         self._makers: dict[Any, _Planned] = {}
         self._made: list[_Planned] = []
-        # The 16-bit values that elements are picked from, the picked elements, and the float32
-        # copies of both.
+        # `_narrow` has the 16-bit values that elements are picked from, and the picked elements;
+        # `_rounded` maps each to its float32 copy.
         self._narrow: set[Any] = set()
         self._rounded: dict[Any, Any] = {}
         for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
@@ -173,7 +173,7 @@ class _Picking:
 
         XLA drops a cast to 16 bits before a cast back to float32, but keeps a `reduce_precision`.
         Without the rounding, the float32 value would differ from its picked 16-bit elements: the
-        loss of a certain label was -0.05 on a CPU.
+        loss of a label of probability 1 was -0.05 on a CPU.
 
         Args:
             variables: The values that the last equation has computed.

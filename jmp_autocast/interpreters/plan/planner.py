@@ -32,8 +32,8 @@ from .sweeps import Sweeps
 from .value_facts import literal_state
 from .votes import rounded_stream
 
-# The key of a jaxpr costs time for each equation. A longer jaxpr gets no key: as a rule it is
-# traced once, or jitted.
+# A longer jaxpr gets no key and shares no plan, because a key costs time for each equation, and a
+# long jaxpr is usually traced once, or jitted.
 _MAX_EQNS = 32
 
 
@@ -116,8 +116,8 @@ class Planner:
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
-        # Jaxprs share no plan if it may depend on the source line, by a rule function, or on a
-        # single equation, by an extension.
+        # Jaxprs share no plan if a rule function may depend on the source line, or if an extension
+        # may plan equal equations differently.
         is_alone = self._rule_functions or self._products
         kind = None if is_alone else kind_of(jaxpr)
         twin = None if kind is None else self._kinds.get((kind, *question))
@@ -158,7 +158,7 @@ class Planner:
         identity = (
             all(equation.unchanged for equation in equations)
             and not any(output_dtypes)
-            # A value that is no float may have no dtype, if it is no array.
+            # A value that is no array, such as a token, has no dtype.
             and all(s.dtype is None or s.dtype == aval_of(v).dtype for v, s in given.items())
         )
         return Plan(
@@ -190,7 +190,7 @@ class Planner:
         if self._rule_functions or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
             return rounded_stream(ctx, plan_equation(ctx))
         eqn, region = ctx.eqn, ctx.region
-        # The types of the results follow from the rest of the signature.
+        # The types of the results are left out, because they follow from the other fields.
         signature = (
             eqn.primitive,
             region.compute_dtype,
@@ -210,7 +210,7 @@ class Planner:
         )
         try:
             plan = self._equations.get(signature)
-        except TypeError:  # a parameter without a hash
+        except TypeError:  # a parameter of the equation has no hash
             return rounded_stream(ctx, plan_equation(ctx))
         if plan is None:
             # The plan can be shared: the states that it holds are part of the signature.
@@ -244,7 +244,7 @@ def kind_of(jaxpr: AnyJaxpr) -> Hashable:
         parts.append((*eqn.params, *eqn.params.values(), *[v.aval for v in eqn.outvars]))
         numbers.update((v, len(numbers) + k) for k, v in enumerate(eqn.outvars))
     kind = (*parts, *_atoms(body.outvars, numbers))
-    # A parameter may have no hash, and an array as a literal has none.
+    # A parameter of an equation may have no hash, and a literal that is an array has none.
     return kind if has_hash(kind) else None
 
 
@@ -254,7 +254,7 @@ def _atoms(atoms: Any, numbers: dict[Any, int]) -> list[Hashable]:
 
 def literal_key(literal: Literal) -> Hashable:
     """Returns the value and the type of a literal as a key."""
-    # Python's dicts take 1, 1.0 and True for one key.
+    # The key has the type, because 1, 1.0 and True are equal keys of a Python dict.
     value = literal.val
     known = value.tobytes() if isinstance(value, np.generic | np.ndarray) else repr(value)
     return type(value), known, literal.aval

@@ -93,14 +93,14 @@ REQUESTS: tuple[Callable[[Producer], Request | None], ...] = (
 def _is_stream(it: Producer, request: Request) -> bool:
     """At level "compute" a residual stream stays 16-bit, as in a model with ``dtype=`` by hand.
 
-    The stream of a convolutional network stays 16-bit at every level, unless its rounding does
-    harm: a norm that reads it is no reason to store it in float32.
+    The stream of a convolutional network stays 16-bit at every level, also if a norm reads it in
+    float32, unless its rounding would harm a consumer.
     """
     if not is_stream(it.ctx):
         return False
     if it.ctx.policy.data_abstains:
-        # A stream that would be computed in float32 and rounded (`rounded_stream`) follows its
-        # consumers.
+        # A sum that the plan computes in float32 and then rounds (`rounded_stream`) may get
+        # requests.
         return not it.plan.casts
     return request.use is Use.FULL and not it.ctx.need & HARMED
 
@@ -113,12 +113,12 @@ def _is_gated_summand(it: Producer, request: Request) -> bool:
 
 
 def _cannot_follow(it: Producer, request: Request) -> bool:
-    """An equation stays if a rule, a scope or the user sets its dtype, or if a cast costs less."""
+    """An equation keeps its dtype if a rule, a scope or the user sets it, or a cast costs less."""
     code = it.plan.reason.code
     if request.use is Use.LOW:
-        # Lowering replaces the cast of the result by a cast of each computed operand. It pays for
-        # one operand that is no larger than the result; a row of a buffer is smaller than the
-        # buffer.
+        # Lowering replaces the cast of the result by a cast of each computed operand. This costs
+        # less only if one operand is computed, and is no larger than the result: a cast of a row
+        # costs less than a cast of the buffer that holds it.
         clears = it.ctx.name in _CLEARS and not (it.ctx.name in _MOVES and _shrinks(it.ctx.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     # Only equations that are 16-bit by vote are raised, not by a rule, a scope or the user. They
@@ -249,8 +249,8 @@ def _find_shared(
 
     for i, (eqn, plan) in enumerate(zip(jaxpr.eqns, equations, strict=True)):
         if plan.inner:
-            # Other consumers read the operand in float32; the plan of the body decides whether the
-            # call does.
+            # These operands have other float32 consumers. If the body reads them in float32, too,
+            # the plan of the call casts them before it.
             if some := frozenset(k for k, v in enumerate(eqn.invars) if is_shared(v)):
                 shared[i] = some
             continue

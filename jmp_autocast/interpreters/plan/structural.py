@@ -59,7 +59,7 @@ class Plans(Protocol):
         memo: A cache of facts about the program's jaxprs that do not depend on dtypes.
         regions: The precision in force at each equation.
         prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
-        anew: Makes a planner of the same options.
+        anew: Makes a new planner with the same options.
         key: The options as a hashable key for caches of plans; None if no cache may be used,
             because a rule is a function, for example.
     """
@@ -138,7 +138,7 @@ def _emission(ctx: Context) -> EquationPlan | None:
     if compute_dtype is None or not ctx.floats:
         return None
     rule, _ = known_rule(ctx.name, ctx.region.rule)
-    if isinstance(rule, CastPolicy):  # no rule of the user's
+    if isinstance(rule, CastPolicy):  # the user has no rule for the primitive
         return None
     decided = rule(view_of(ctx.eqn, ctx.given, ctx.region.names, compute_dtype))
     if decided is None:
@@ -173,8 +173,8 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
     """
     (body,), is_custom = bodies(ctx.eqn), has_rule(ctx.eqn)
     if is_custom:
-        # The derivative rule computes products in the compute dtype. The operands lose their tags,
-        # so that the function does the same.
+        # The derivative rule computes products in the compute dtype. The operands lose their tags
+        # (of float8, for example), so that the function computes its products in that dtype, too.
         given = [dataclasses.replace(s, tag=None) if s.tag else s for s in ctx.given]
         ctx = ctx._replace(given=tuple(given))
     inner = planner.plan(body.jaxpr, ctx.given, ctx.requests, ctx.region.names)
@@ -283,7 +283,7 @@ def full_if_float(ctx: Context) -> list[Use]:
 def _operand_by_operand(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans a barrier: after it a source is still a source, without a vote of its own."""
     action = BIND if any(as_declared(ctx.eqn.invars, ctx.given)) else KEEP
-    # If JAX gives a ref no result (0.12 does not), consumers after the barrier read the ref itself.
+    # JAX 0.12 returns no refs: consumers after the barrier read the ref that was the operand.
     results, returned = ctx.given, ctx.eqn.outvars
     if len(returned) < len(results):
         pairs = zip(results, ctx.eqn.invars, strict=True)
@@ -320,7 +320,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans a cast of the program, which is done as written.
 
     A bool or an 8-bit integer that is cast to a float is a constant; other integers become data
-    with their bound.
+    with an upper bound.
     """
     given, eqn = ctx.given, ctx.eqn
     (state,), (var,) = given, eqn.invars
@@ -365,8 +365,8 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     # and then widened.
     use = Use.of(target)
     if use is Use.LOW and target != ctx.region.compute_dtype:
-        # `target` is the other 16-bit dtype. The second use keeps the producer from a rounding to
-        # the compute dtype, which lacks digits or range of `target`.
+        # `target` is the 16-bit dtype that is not the compute dtype. The use FULL keeps the
+        # producer from rounding to the compute dtype, which lacks digits or range of `target`.
         use |= Use.FULL
     lowers = ctx.region.compute_dtype is not None and state.dtype != target
     operand = target if lowers else None

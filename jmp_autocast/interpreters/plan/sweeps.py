@@ -55,13 +55,18 @@ class Sweeps:
         self._images = images_in(jaxpr, marks, planner.memo)
         self._needs = needs_of(jaxpr, needed, planner.memo, marks)
         self._states = dict(given)
-        self._contexts: list[Context] = []  # each equation as it was planned last
+        # The last context, and below it the last plan, of each equation.
+        self._contexts: list[Context] = []
         self._equations: list[EquationPlan] = []
-        self._results: list[tuple[ValueState, ...]] = []  # those of the last forward sweep
+        # The states of the results of each equation after the last forward sweep.
+        self._results: list[tuple[ValueState, ...]] = []
         self._requests: dict[int, tuple[Request, ...]] = {}
-        self._call_requests: dict[int, list[tuple[Request, ...]]] = {}  # all requests to each call
-        self._shared: dict[int, frozenset[int]] = {}  # operands with other float32 readers
-        self._moved: set[int] = set()  # calls with other results than in the last forward sweep
+        # All requests that each call has had.
+        self._call_requests: dict[int, list[tuple[Request, ...]]] = {}
+        # The operands of each equation that other equations also read in float32.
+        self._shared: dict[int, frozenset[int]] = {}
+        # Calls whose results or shared operands have changed since the last forward sweep.
+        self._moved: set[int] = set()
 
     def run(self) -> tuple[list[EquationPlan], Mapping[Any, ValueState], Found]:
         """Returns the plans, the states of all values, and the result of the last backward sweep.
@@ -100,7 +105,7 @@ class Sweeps:
         since the sweep before, the plan is kept.
         """
         is_first, equations = not self._contexts, []
-        changed: set[Any] = set()  # values with another state than in the sweep before
+        changed: set[Any] = set()  # values whose states have changed since the last sweep
         for i, eqn in enumerate(self._jaxpr.eqns):
             is_new = is_first or i in more
             if not is_new and (not changed or changed.isdisjoint(variables_in(eqn.invars))):
@@ -129,8 +134,8 @@ class Sweeps:
         marks, need = lookup(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
             marks = with_images(eqn, given_to(eqn, self._marks, self._moved_from), self._images)
-            # In the first sweep, a call gets no request but the need LEADS, so that results that
-            # lead to no product are float32 in its body from the start.
+            # In the first sweep, the requests of a call say only which results lead to a product
+            # (LEADS). The other results are float32 in its body from the start.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
             requests = requests or tuple([Request(needs=int(need)) for need in of_each])
             shared = self._shared.get(i, ())

@@ -75,7 +75,7 @@ def number_state(dtype: Any, target: np.dtype, state: ValueState) -> ValueState:
     if state.known_value is not None:
         return ValueState(target, Source.LITERAL, state.known_value)
     if dtype.itemsize == 1:
-        # Every float dtype holds integers up to 256.
+        # A bool or a byte may be rounded: every float dtype holds integers up to 256.
         return ValueState(target, Source.CONST, may_be_rounded=True)
     bound = np.inf if state.integer_bound is None else state.integer_bound
     return ValueState(target, Source.DATA, integer_bound=bound)
@@ -140,8 +140,8 @@ def coordinate_bound(
     if primitive not in _AFFINE or all(operands[i].integer_bound is None for i in floats):
         return None
     magnitudes = [m for i in floats if (m := _magnitude(operands[i])) is not None]
-    # With an operand that is no coordinate the result is data. Counted as coordinates, products of
-    # an integer mask and activations raised every later matmul (59 % of the FLOPs of an encoder).
+    # If an operand is no coordinate, the result is data. If a product of an integer mask and
+    # activations held coordinates, later matmuls would be float32 (59 % of an encoder's FLOPs).
     if len(magnitudes) < len(floats):
         return None
     if primitive in ("add", "add_any", "sub"):

@@ -30,7 +30,7 @@ _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of th
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
-# Beside a literal of this size, a summand of order one keeps no digit even in float32.
+# A summand of order one keeps no digit beside a literal of this size, even in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
 _SUM = Reason(ReasonCode.PROMOTE_LOW, "all summands were rounded before")
@@ -72,7 +72,7 @@ def _factor_votes(ctx: Context, i: int) -> bool:
     if ctx.given[i].source is not Source.DATA:
         return False
     if ctx.name not in _COMBINES:
-        # Without a broadcast (select_n, concatenate) all operands have the result's size.
+        # `select_n` and `concatenate` do not broadcast: no operand is a small row.
         return True
     others = [*ctx.eqn.outvars, *(ctx.eqn.invars[k] for k in ctx.floats)]
     return all(is_as_large(ctx.eqn.invars[i], v) for v in others)
@@ -89,7 +89,7 @@ def _summand_votes(ctx: Context, i: int) -> bool:
     state = ctx.given[i]
     if is_harmless(state):
         return False
-    # Data may be much larger than the other operand: `pred - target`, `position + offset`.
+    # Data votes, as it may be much larger than the other operand: `position + offset`.
     if state.source is Source.DATA:
         return True
     fresh = min((ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None), default=0)
@@ -110,7 +110,7 @@ def _summand_votes(ctx: Context, i: int) -> bool:
 def _choice_votes(ctx: Context, i: int) -> bool:
     if is_harmless(ctx.given[i]):
         return False
-    # A clip at a parameter is as exact as the parameter; a comparison with it is not.
+    # A parameter votes in a comparison, but not in a clip, which is as exact as its bounds.
     return ctx.given[i].source is Source.DATA or ctx.name not in _CLIPS
 
 
@@ -202,8 +202,8 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
         elif ctx.name in _SHIFTS:
             takes = NEAR < abs(value) < _BEYOND_FLOAT32
         else:
-            # In `select_n` a negative number is a mask, which takes no digits; in a clip it is a
-            # bound.
+            # A negative number in `select_n` is taken for a mask, which may be rounded. In a clip,
+            # a negative number is a bound, which may not be rounded.
             lowest = NEAR if ctx.name == "select_n" else -BOUND
             is_inexact = float(clamped(value, compute_dtype)) != value
             takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
@@ -215,7 +215,7 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
 
 
 def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan with its result rounded if it is a stream, else marked as rounded before.
+    """Rounds the result of a stream, and marks other results of rounded operands `was_rounded`.
 
     A sum is a stream if a product reads it through elementwise operations. A sum that only a loss
     or a mean reads keeps float32, and so does a sum that becomes an integer, or reaches a logarithm
