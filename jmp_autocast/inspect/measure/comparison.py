@@ -79,11 +79,11 @@ class Comparison(Exported):
         return cut(line)
 
     def by_scope(self, depth: int | None = None) -> dict[str, ComparisonRow]:
-        """Returns the row with the largest introduced error of each scope, in program order.
+        """Returns for each scope, in program order, the row with the largest introduced error.
 
         Args:
-            depth: The number of names to keep of each scope: 1 merges the scopes of an outermost
-                module. None for all.
+            depth: The number of names to keep of each scope, counted from the outermost; None for
+                all. 1 merges each outermost scope with the scopes inside it.
 
         Example:
             >>> import jax, jax.numpy as jnp

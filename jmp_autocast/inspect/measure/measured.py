@@ -78,7 +78,8 @@ class Around:
             # JAX marks the name stack of a transposed call, but not of the equations inside it:
             # they inherit the mark.
             backward=self.backward or "transpose(" in name_stack(eqn),
-            # Equations inside JAX's functions, such as `jnp.var`, get the line of the call around.
+            # An equation inside a function of JAX, such as `jnp.var`, gets the source line of the
+            # enclosing call.
             source=compat.source_line(eqn) or self.source,
         )
 
