@@ -112,9 +112,9 @@ def _risks(scopes: Mapping[tuple[str, ...], Sequence[str]]) -> tuple[AtRisk, ...
 
 
 def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
-    """Returns the equations that lose precision under a plan in a 16-bit dtype."""
+    """Returns the equations that lose precision with `autocast`, from the visits of its plan."""
     scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
-    # The sign of the 16-bit product that each equation computes, scales or shifts, else 0.
+    # For each equation the sign of the 16-bit product that it computes, scales or shifts, else 0.
     signs: list[int] = []
     comes: list[bool] = []  # whether each equation depends on a 16-bit product
     around: list[int] = []
@@ -129,7 +129,7 @@ def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
         signs.append(int(is_product) or _sign(name, made, given))
         comes.append(False)
         if (is_product or is_made) and any([r.dtype for r in results]):
-            for i in around:  # the equations around this one depend on the product, too
+            for i in around:  # the enclosing loops and calls depend on the product, too
                 comes[i] = True
         because = ""
         if name in ("sub", "add", "add_any") and all(made):
@@ -167,7 +167,8 @@ def _with_lines(visits: Sequence[Visit]) -> Iterator[tuple[Visit, str]]:
     """Yields equations with their source lines."""
     lines: list[str] = []
     for visit in visits:
-        # Equations inside JAX's functions, such as `jnp.where`, get the line of the call around.
+        # An equation inside a function of JAX, such as `jnp.where`, gets the source line of the
+        # enclosing call.
         del lines[visit.depth :]
         lines.append(source_line(visit.eqn) or (lines[-1] if lines else ""))
         yield visit, lines[-1]
