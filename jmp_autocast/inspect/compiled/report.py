@@ -332,8 +332,8 @@ def _beside(
 ) -> list[str]:
     """Returns a table with a row of numbers for each name.
 
-    ``own`` maps names to numbers. If ``other`` is given, each row ends with two more numbers: the first
-    number of ``other`` for the same name, and the ratio of the first number of ``own`` to it.
+    ``own`` maps names to numbers. If ``other`` is given, each row ends with two more numbers: the
+    first number of ``other`` for the same name, and the ratio of the first number of ``own`` to it.
     """
     none = (None,) * len(titles)
     columns = dict.fromkeys(titles, f">{width}")

@@ -28,8 +28,8 @@ _COLLECTIVES = frozenset(
     """.split()
 )
 _KNOWN_STEPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
-# A loop with a counter `i` and step 1 runs `limit - start` times, plus this number: the condition
-# `i <= limit` holds once more than `i < limit`.
+# The number of iterations is the distance between start and limit, plus this number, divided by the
+# step of the counter `i`: the condition `i <= limit` holds once more than `i < limit`.
 _COMPARISONS = {"LT": 0, "LE": 1, "GT": 0, "GE": 1, "NE": 0}
 
 

@@ -66,7 +66,7 @@ class Tapped:
         floats = [k for k, x in enumerate(results) if _is_float(x)]
         values = [results[k] for k in floats]
         residuals: list[Any] = values
-        # JAX keeps the operands of a product for its derivative anyway.
+        # JAX keeps the operands of a product for its derivative anyway, so they are the residuals.
         if _is_product(eqn):
             pairs = zip(eqn.invars, operands, strict=True)
             residuals = [x for v, x in pairs if not isinstance(v, Literal)]
@@ -195,7 +195,8 @@ def _lowered(
 
 def _one_of(x: Any) -> Any:
     """Returns a number that depends on an array."""
-    # On an explicit mesh an element of an array has no sharding of its own: the maximum is used.
+    # On an explicit mesh an element of an array has no sharding of its own, so the number is the
+    # maximum of the array.
     is_spread = not getattr(jax.typeof(x).sharding, "mesh", jax.sharding.AbstractMesh((), ())).empty
     return jnp.max(x) if is_spread else x[(0,) * x.ndim]
 

@@ -151,7 +151,7 @@ def compare(
 
 
 def _gradients(planned: PlannedCall, arrays: Sequence[Any], wrt: Sequence[int]) -> dict[str, Any]:
-    """Returns for each path the error of the gradient, and the two norms whose ratio it is."""
+    """Returns by path the error of each gradient, and the norms of its difference and reference."""
 
     # The gradients are compiled as a whole, as in training: XLA removes roundings there. Float16
     # gradients that ran equation by equation differed from those of training.

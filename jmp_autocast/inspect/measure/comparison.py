@@ -96,7 +96,7 @@ class Comparison(Exported):
             ['layer']
         """
         found: dict[str, ComparisonRow] = {}
-        for row in self.rows:  # the row with the largest error is first
+        for row in self.rows:  # sorted by error, so the first row of a scope has its largest error
             found.setdefault("/".join(row.scope.split("/")[:depth]), row)
         return dict(sorted(found.items(), key=lambda item: item[1].index))
 
@@ -105,8 +105,8 @@ class Comparison(Exported):
         lines = [self.summary, "", *_table(self.rows)]
         scopes = self.by_scope().values()
         if len(scopes) > 1:
-            # A deep model has hundreds of scopes, so only the worst are shown. Program order shows
-            # how errors grow.
+            # A deep model has hundreds of scopes, so only the worst are shown. They are in program
+            # order, which shows how errors grow.
             worst = sorted(scopes, key=lambda row: -row.introduced)[:_SHOWN]
             table_of_scopes = _table(sorted(worst, key=attrgetter("index")))
             lines += ["", "by scope: the largest introduced error of each", "", *table_of_scopes]

@@ -182,7 +182,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
     counts = [lost.astype(jnp.uint32), known.astype(jnp.uint32)]
     parts = [*counts, a * a, b * b, a * b, (a - b) ** 2]
     starts = [jnp.zeros((), part.dtype) for part in parts]
-    # One reduction passes over both arrays once.
+    # All sums are one reduction, which passes over both arrays only once.
     add = lambda xs, ys: tuple(map(operator.add, xs, ys))  # noqa: E731
     lost, known, *sums = lax.reduce(parts, starts, add, tuple(range(a.ndim)))
     # The sums are scaled, so float32 is enough; sums of all dtypes can be stacked into one array.
@@ -239,8 +239,8 @@ def _as_read(declared: Any, mixed: Any) -> Any:
     dtype = getattr(mixed, "dtype", None)
     if dtype is None or getattr(declared, "dtype", dtype) == dtype:
         return declared
-    # The cast must run on the mesh of the operand. In a `reshard` it may be another mesh than that of
-    # the trace.
+    # The cast must run on the mesh of the operand. For a `reshard`, this may be another mesh than
+    # that of the trace.
     with on_mesh_of(declared):
         avals = jax.typeof(declared), jax.typeof(mixed)
         if not all(is_measurable(aval) and is_whole_on_device(aval) for aval in avals):

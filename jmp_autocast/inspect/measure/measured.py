@@ -1,4 +1,4 @@
-"""The measured equations of a program: those without bodies whose results are new float values."""
+"""The measured equations of a program: those that have no bodies and compute new float values."""
 
 from __future__ import annotations
 

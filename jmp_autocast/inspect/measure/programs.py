@@ -101,7 +101,7 @@ def flags_of(values: Iterable[Values]) -> frozenset[Flags]:
 def each(
     programs: Programs, function: Callable[[Program, list[Any]], list[Any]], values: list[Values]
 ) -> list[Values]:
-    """Maps the arrays of ``values`` by ``function``, for each program; the flags stay."""
+    """Applies ``function`` to each program and its arrays of ``values``; flags stay the same."""
     columns = [
         function(program, [value.arrays[k] for value in values])
         for k, program in enumerate(programs)

@@ -125,7 +125,7 @@ class Recorder:
     def settle(self) -> None:
         """Turns the measurements since the last call into readings.
 
-        The evaluator calls it before a loop or a branch, and at the end.
+        The evaluator calls this method before a loop or a branch, and at the end of the jaxpr.
         """
         measured, held = self._measured, self._held
         self._measured, self._held = [], []

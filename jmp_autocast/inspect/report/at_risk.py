@@ -24,8 +24,8 @@ from .reasons import explanations
 
 _NEEDS = {READ_BY + row.consumer: row for row in ROWS if row.consumer}
 
-# With these reasons the planner raises an equation for its own numerics. With any other reason, an
-# equation follows an operand or a consumer.
+# If an equation is in float32 for one of these reasons, its own numerics need float32. For any other
+# reason, it has the dtype of an operand or a consumer.
 _RAISES = frozenset(
     (
         ReasonCode.FP32,
@@ -175,7 +175,7 @@ def _with_lines(visits: Sequence[Visit]) -> Iterator[tuple[Visit, str]]:
 
 
 def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, str]]:
-    """Yields the equations that a plan raises for their own numerics, with their source lines."""
+    """Yields the equations raised to float32 for their own numerics, with their source lines."""
     for visit, line in _with_lines(visits):
         eqn, plan = visit.eqn, visit.plan
         if plan.reason.code not in _RAISES and plan.reason.cause not in _NEEDS:

@@ -31,8 +31,8 @@ class Totals:
         guarded_contraction_flops: The FLOPs of matmuls and convolutions that `autocast` keeps in
             float32 for the reason ``COORD`` or ``LITERAL``, without a request of the user.
         float8_contraction_flops: The FLOPs of matmuls with 8-bit operands.
-        wide_kernel_flops: The FLOPs of matmuls inside kernels that stay in float32, as far as the
-            jaxprs of the kernels show them. No other field includes them.
+        wide_kernel_flops: The FLOPs of matmuls in the kernels that stay in float32, as far as the
+            jaxprs of these kernels show them. No other field includes these FLOPs.
         casts: The casts of the rewritten program, including those that the user wrote.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters.

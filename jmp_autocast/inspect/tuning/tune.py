@@ -191,7 +191,7 @@ class _Search:
         return [[False for _ in each] if all(each) else each for each in found]
 
     def _effects(self) -> list[Effect | None]:
-        """Returns the largest effect of each candidate in any batch, None without one."""
+        """Returns for each candidate its largest effect in any batch, None without an effect."""
         called, passes = arrays_of(self._fn, None), dict[Any, Pass]()
         operations = [candidate.operation for candidate in self._candidates]
         dtype, gradients = np.dtype(self._start.compute_dtype), self._argnums is not None
