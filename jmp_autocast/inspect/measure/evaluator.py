@@ -1,7 +1,7 @@
 """Runs programs side by side, and measures their equations.
 
 A program is one way to run a jaxpr: as it was traced, or as `autocast` rewrites it. A reading holds
-the measurements of an equation over all its runs, such as its count of NaNs. A probe measures.
+the measurements of an equation over all its runs, such as its count of NaNs. The probe measures.
 
 Loops stay loops: the readings of a body are carried and merged over the iterations. All programs
 take the branch of the first program, and end a ``while`` when the first program ends it.

@@ -75,8 +75,8 @@ class Around:
         return dataclasses.replace(
             self,
             names=(*self.names, *user_scopes(eqn)),
-            # JAX marks the name stack of a transposed call, but not of the equations inside it:
-            # they inherit the mark.
+            # JAX marks the name stack of a transposed call, but not those of the equations inside
+            # the call, so these equations inherit the mark.
             backward=self.backward or "transpose(" in name_stack(eqn),
             # An equation inside a function of JAX, such as `jnp.var`, gets the source line of the
             # enclosing call.

@@ -193,7 +193,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
 
     Magnitudes are compared by their bits, as integers: a device that flushes subnormals to zero
     would count them as zeros. No magnitude is compared with 0, because LLVM turns such a comparison
-    into one of floats. Instead 1 is subtracted, which maps 0 to the largest integer.
+    into a comparison of floats. Instead 1 is subtracted, which maps 0 to the largest integer.
     """
     x = as_real(readable(x))
     bits = _magnitude_bits(x)

@@ -24,8 +24,8 @@ from .reasons import explanations
 
 _NEEDS = {READ_BY + row.consumer: row for row in ROWS if row.consumer}
 
-# If an equation is in float32 for one of these reasons, its own numerics need float32. For any other
-# reason, it has the dtype of an operand or a consumer.
+# If an equation is in float32 for one of these reasons, its own numerics need float32. For any
+# other reason, it has the dtype of an operand or a consumer.
 _RAISES = frozenset(
     (
         ReasonCode.FP32,
@@ -84,7 +84,7 @@ class AtRisk:
 
 
 def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
-    """Returns the equations declared in 16 bits that the planner raises, in program order.
+    """Returns the equations declared in 16 bits that the planner raises to float32, in order.
 
     A policy has one 16-bit dtype. If the program declares values in the other 16-bit dtype, a
     second plan is made for them.

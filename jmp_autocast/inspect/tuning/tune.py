@@ -178,9 +178,9 @@ class _Search:
     def _undetermined(self) -> list[list[bool]]:
         """For each array of each batch, whether its uncertainty in float32 exceeds the tolerance.
 
-        An example is the gradient of a bias that a softmax cancels: zero except for rounding. In a
-        GPT of one layer the gradient of the key's bias has 1.6e-9 of the norm of all gradients, and
-        its relative error in bfloat16 is 1.7e4.
+        An example is the gradient of a bias that a softmax cancels: it is zero except for rounding.
+        In a GPT of one layer the gradient of the key's bias has 1.6e-9 of the norm of all
+        gradients, and its relative error in bfloat16 is 1.7e4.
         """
         found = [
             [float(each.error) > self._tolerance for each in distances(x, y)]
