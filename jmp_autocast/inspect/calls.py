@@ -1,4 +1,4 @@
-"""Checks the arguments of tools: one call or several batches, and ``argnums``."""
+"""Checks the arguments that users pass to the tools: ``args`` or ``batches``, and ``argnums``."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def differentiated(
 def check_range(argnums: Any, count: int, of: str) -> None:
     """Raises unless ``argnums`` are positions among ``count`` positional arguments.
 
-    The error message has ``of`` before the count, such as "the call, which has".
+    ``of`` is the text before the count in the error message, such as "the call, which has".
 
     Raises:
         TypeError: An element is no integer.

@@ -100,7 +100,8 @@ def cut(text: str, width: int = 100) -> str:
 def located(*words: str, source: str) -> str:
     """Joins words, such as a primitive and its scope, and a source line without its folders.
 
-    Empty words are left out. Paths of installed packages are longer than a line of text.
+    Empty words are left out. The folders are left out because the path of an installed package is
+    longer than a line of text.
 
     Example:
         >>> located("dot_general", "", "mlp", source="/lib/python3.13/flax/linear.py:8:4 (f)")
@@ -125,7 +126,7 @@ def scaled(value: float) -> str:
 
 
 def counted(count: int, one: str, many: str = "") -> str:
-    """Returns a number and its noun: ``one``, or the plural ``many`` (default: ``one`` + "s").
+    """Returns a number and its noun: ``one``, or ``many``, which is ``one`` + "s" by default.
 
     Example:
         >>> counted(1, "value"), counted(4096, "value")
@@ -167,7 +168,8 @@ def table(
         ['  FLOPs  primitive', '      9  exp', '... and 1 more']
     """
     formats = list(columns.values())
-    titles = [re.sub(r"\.\d+\w", "", spec) for spec in formats]  # a title is plain text
+    # A title is text, so it is formatted without the precision and type of numbers.
+    titles = [re.sub(r"\.\d+\w", "", spec) for spec in formats]
     lines = [_line(columns, titles), *(_line(cells(item), formats) for item in items[:shown])]
     return lines + rest(items, shown, more)
 

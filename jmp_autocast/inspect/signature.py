@@ -15,9 +15,9 @@ from ..policies.callables import has_hash
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Traced:
-    """The result of a jitted function: arrays, and a hashable value known from tracing.
+    """The result of a jitted function: arrays, and a hashable ``static`` value from its tracing.
 
-    If JAX's cache already holds the trace of a call, the call returns the static value of that
+    If JAX's cache already holds the trace of a call, the call returns the ``static`` value of that
     trace.
     """
 

@@ -22,7 +22,8 @@ Program = Callable[..., Any] | jax.stages.Lowered | jax.stages.Compiled | str
 
 _COMPILED = (str, jax.stages.Lowered, jax.stages.Compiled)
 
-# Each pattern matches text that only one platform's compiler writes. The first match decides.
+# Each pattern matches text that only one platform's compiler writes. The first match decides the
+# platform.
 _PLATFORMS = (
     ("tpu", re.compile(r"\{[\d,]*:T\(|tpu_custom_call")),
     ("gpu", re.compile(r"__cu(?:blas|dnn)\$|__triton|__gpu\$|operation_queue_id|gpu_version")),
@@ -40,7 +41,7 @@ def explain_compiled(
 
     A plan of `autocast` is a request: the compiler may still change dtypes, and merge or remove
     operations. This function compiles the program without running it, and parses the text of the
-    optimized module. Only TPU programs have cycles: they are the compiler's estimate, without
+    optimized module. Only the TPU compiler estimates the cycles of kernels; it has no estimate for
     asynchronous copies.
 
     Args:

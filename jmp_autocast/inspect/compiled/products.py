@@ -13,10 +13,12 @@ from .locations import location_of
 from .report import CompiledProduct
 from .runs import Run, inside_fusions
 
-# Calls of cuBLAS, cuBLASLt, cuDNN and oneDNN that run one product. A call that runs several, such
-# as cuDNN's attention, does not match: the text does not show its products.
+# This pattern matches the calls of cuBLAS, cuBLASLt, cuDNN and oneDNN that run one product. It does
+# not match a call that runs several, such as cuDNN's attention, whose products the text does not
+# show.
 _LIBRARY = re.compile(r"__(cublas|onednn)\$(?:\w+\$)*\w+$|__(cudnn)\$conv\w*$")
-# Fusions that a library or code generator runs: "__ynn_fusion", "__triton_gemm", "__cudnn$fusion".
+# This pattern matches the fusions that a library or code generator runs, such as "__ynn_fusion",
+# "__triton_gemm" and "__cudnn$fusion".
 _FUSED = re.compile(r'"kind":"__([a-z]+)')
 _OPCODES = frozenset(("dot", "convolution", "ragged-dot", "scaled-dot"))
 
@@ -75,11 +77,11 @@ def _precision(instruction: Instruction) -> str:
 
 
 def _sums(result: str, kernel: str, platform: str) -> str:
-    """Returns the dtype of the accumulator, ``""`` if it is unknown.
+    """Returns the dtype of a product's accumulator, ``""`` if it is unknown.
 
-    Matrix units of TPUs and GPUs and library kernels accumulate 16-bit products in float32. The
-    code that XLA:CPU generates for a ``dot`` accumulates in the dtype of the result: 4,096 addends
-    of one sign lose half of their sum in bfloat16.
+    The matrix units of TPUs and GPUs, and the kernels of libraries, accumulate 16-bit products in
+    float32. The code that XLA:CPU generates for a ``dot`` accumulates in the dtype of the result.
+    In bfloat16 the sum of 4,096 addends of one sign is then half of the exact sum.
     """
     if bits_of(result) > 16 or (platform == "cpu" and not kernel):
         return result
@@ -113,8 +115,8 @@ def _convolution_flops(instruction: Instruction, lhs: Shape, rhs: Shape, result:
     """Returns the FLOPs of a convolution; multiplications by padding do not count.
 
     The TPU compiler writes every dot as a convolution. It turns a batch dimension into a spatial
-    dimension, whose padding and dilation select one element. If padding counted, a batched dot of
-    12 heads would have 12 times its FLOPs.
+    dimension: through padding and dilation, each element of it meets only one element of the other
+    operand. If padding counted, a batched dot of 12 heads would have 12 times its FLOPs.
     """
     labels = instruction.attribute("dim_labels")
     lhs_labels, rhs_labels, result_labels = re.split("_|->", labels or "bf_io->bf")

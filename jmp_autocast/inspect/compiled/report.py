@@ -21,8 +21,8 @@ class CompiledProduct:
     """A matmul or convolution of a compiled program.
 
     Args:
-        kind: ``"dot"`` or ``"convolution"``, as in the user's program: the TPU compiler writes both
-            as convolutions.
+        kind: ``"dot"`` or ``"convolution"``, as in the user's program, although the TPU compiler
+            writes both as convolutions.
         operands: The dtypes of its two operands, as the kernel loads them.
         result: The dtype of its result.
         sums: The dtype of the accumulator; ``""`` if it is unknown.
@@ -332,8 +332,8 @@ def _beside(
 ) -> list[str]:
     """Returns a table with a row of numbers for each name.
 
-    With ``other``, each row ends with the first number that ``other`` has for the name, and with
-    the ratio of ``own``'s first number to it.
+    ``own`` maps names to numbers. If ``other`` is given, each row ends with two more numbers: the
+    first number of ``other`` for the same name, and the ratio of the first number of ``own`` to it.
     """
     none = (None,) * len(titles)
     columns = dict.fromkeys(titles, f">{width}")

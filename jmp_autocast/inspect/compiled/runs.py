@@ -28,8 +28,8 @@ _COLLECTIVES = frozenset(
     """.split()
 )
 _KNOWN_STEPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
-# A loop runs for the distance from start to limit, plus this number of iterations: `i <= limit`
-# holds once more than `i < limit`.
+# The number of iterations is the distance between start and limit, plus this number, divided by the
+# step of the counter `i`: the condition `i <= limit` holds once more than `i < limit`.
 _COMPARISONS = {"LT": 0, "LE": 1, "GT": 0, "GE": 1, "NE": 0}
 
 
@@ -64,7 +64,8 @@ def runs(module: Module, weight: Callable[[Run], Any]) -> Iterator[Run]:
     """Yields the runs of a module, loops before their bodies.
 
     The body of a loop of unknown length counts once. Of a conditional, only the branch with the
-    largest sum of ``weight`` is included. Collectives inside a fusion follow the fusion.
+    largest sum of ``weight`` is included. A collective inside a fusion has a run of its own, after
+    that of the fusion.
     """
     return _inside(module.computations[module.entry], 1, module, weight)
 
@@ -91,7 +92,7 @@ def _inside(
                 yield from _inside(module.body(instruction, name), times, module, weight)
             case _ if not is_free(instruction):
                 yield Run(instruction, within, times)
-                # The TPU compiler fuses collectives with the operations that overlap them.
+                # The TPU compiler fuses a collective with operations that run at the same time.
                 for inner, inside in inside_fusions(instruction, within, module):
                     if collective_of(inner) is not None:
                         yield Run(inner, inside, times)

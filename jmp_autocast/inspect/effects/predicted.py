@@ -2,8 +2,10 @@
 
 To first order, an operation changes a scalar by its rounding errors times its cotangents, summed
 over the elements. If the function returns a loss, the scalar is the loss. Otherwise the scalar is
-the sum of all results with random signs, each array divided by its norm: then the mean square of
-the change is the square of the relative error.
+the sum of all elements of the results with random signs, after each result is divided by its norm:
+the mean square of its change is then the square of the relative error of the results.
+
+A site is an equation whose rounding changes the results (see `sites`).
 """
 
 from __future__ import annotations
@@ -48,14 +50,16 @@ class Effect(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pass:
-    """A pass that measures the effects of operations, for arguments of fixed shapes and dtypes.
+    """A forward and backward pass that measures the effects of operations.
+
+    It is traced for arguments of fixed shapes and dtypes.
 
     Args:
         operations: The measured operations.
-        sites: The sites of these operations.
+        sites: The sites with these operations.
         run: Takes the arrays, and returns `NUMBERS` numbers for each site.
         has_loss: Whether the first result is a loss.
-        gradients: Whether cotangents must be in the dtype's range, too.
+        gradients: Whether the cotangents must be in the dtype's range, as the values must.
         error: The error of JAX if it cannot differentiate the function, else ``""``.
     """
 
@@ -98,7 +102,8 @@ def pass_of(
         arrays: Its arguments.
         operations: The operations to measure.
         dtype: The dtype that they are rounded to.
-        gradients: Whether cotangents count. If so, a scalar first result is always the loss.
+        gradients: Whether the cotangents must be in the dtype's range, as the values must. If so, a
+            scalar first result is always the loss.
     """
     closed = fresh_make_jaxpr(fn, *arrays)
     avals = [aval_of(v) for v in body_of(closed).outvars]
@@ -130,7 +135,7 @@ def pass_of(
 
 
 def _random_sum(arrays: Sequence[Any]) -> Any:
-    """Returns the sum of all elements with random signs, each array divided by its norm."""
+    """Divides each array by its norm, and returns the sum of all elements with random signs."""
     keys = jax.random.split(jax.random.key(0), max(len(arrays), 1))
     total = jnp.float32(0)
     for x, key in zip(arrays, keys, strict=False):

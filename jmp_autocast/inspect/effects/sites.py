@@ -2,8 +2,8 @@
 
 A site computes new values from a differentiable value, so that a cotangent reaches its results. The
 bodies of calls, loops, branches, checkpoints and `shard_map` have sites of their own. A kernel or a
-function with a custom derivative rule is one site for all operations inside, because JAX creates no
-cotangents for these.
+function with a custom derivative rule is one site for all operations inside it, because JAX creates
+no cotangents for the inner values.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ have sites, its value is a list of trees, one for each body."""
 def sites_of(
     jaxpr: AnyJaxpr, live: Sequence[bool], wanted: Callable[[Site], bool], outer: Around = OUTSIDE
 ) -> tuple[Tree, list[bool]]:
-    """Returns the wanted sites of a jaxpr, and whether each output is differentiable.
+    """Returns the sites of a jaxpr that pass a test, and whether each output is differentiable.
 
     Args:
         jaxpr: The jaxpr.
         live: Whether each input is differentiable.
-        wanted: Returns whether a site is wanted.
+        wanted: A test of a site; only the sites that pass it are returned.
         outer: The scopes and loops around the jaxpr.
     """
     tree: Tree = {}

@@ -1,9 +1,10 @@
 """Runs a program, and measures in its backward pass how rounding each site changes a scalar.
 
-The results of a site pass through an identity whose derivative rule gets their cotangents. The rule
-returns the measured numbers as the gradient of another operand, an array of zeros. So only a few
-numbers per site outlive its backward pass, and a loop returns them for each iteration. Rounding
-errors are computed in the backward pass, so that the forward pass stores none.
+A site is an equation whose rounding changes the results (see `sites`). Its results pass through an
+identity function whose derivative rule gets their cotangents. The rule returns the measured numbers
+as the gradient of another operand of the identity, an array of zeros. So the backward pass keeps
+only a few numbers per site, and a loop returns these numbers for each iteration. Rounding errors
+are computed in the backward pass, so that the forward pass stores none.
 """
 
 from __future__ import annotations
@@ -65,10 +66,11 @@ class Tapped:
         floats = [k for k, x in enumerate(results) if _is_float(x)]
         values = [results[k] for k in floats]
         residuals: list[Any] = values
-        if _is_product(eqn):  # the derivative of a product keeps its operands
+        # JAX keeps the operands of a product for its derivative anyway, so they are the residuals.
+        if _is_product(eqn):
             pairs = zip(eqn.invars, operands, strict=True)
             residuals = [x for v, x in pairs if not isinstance(v, Literal)]
-        # In a `shard_map` each device computes its own part of the numbers.
+        # In a `shard_map` each device measures its own part of the site.
         axes = frozenset().union(*map(compat.varying_axes, values))
         tapped = _tap(eqn, self._dtype)(compat.device_varying(zeros, axes), residuals, values)
         for k, x in zip(floats, tapped, strict=True):
@@ -98,7 +100,7 @@ class Tapped:
             return [*last, *stacked]
         if eqn.primitive.name == "shard_map":
             options = structure.shard_map_options(eqn)
-            # The zeros are replicated: their gradient is the sum over devices.
+            # The zeros are replicated, so their gradient is the sum over devices.
             options["in_specs"] = options["in_specs"], PartitionSpec()
             inside = lambda args, zeros: tuple(self.run(body.jaxpr, args, zeros))  # noqa: E731
             return list(jax.shard_map(inside, **options)(tuple(operands), tree))
@@ -125,8 +127,8 @@ class Tapped:
 def _tap(eqn: JaxprEqn, dtype: np.dtype) -> Any:
     """Returns an identity for a site's results whose backward pass measures the site.
 
-    Its operands are the zeros, the residuals and the float results. It must not close over arrays:
-    a checkpoint could not recompute them.
+    The operands of the identity are the zeros, the residuals and the float results. The identity
+    must not close over arrays, because a checkpoint could not recompute them.
     """
 
     def operands_of(residuals: Sequence[Any]) -> list[Any]:
@@ -193,7 +195,8 @@ def _lowered(
 
 def _one_of(x: Any) -> Any:
     """Returns a number that depends on an array."""
-    # On an explicit mesh an element of an array has no sharding of its own: the maximum is used.
+    # On an explicit mesh an element of an array has no sharding of its own, so the number is the
+    # maximum of the array.
     is_spread = not getattr(jax.typeof(x).sharding, "mesh", jax.sharding.AbstractMesh((), ())).empty
     return jnp.max(x) if is_spread else x[(0,) * x.ndim]
 
@@ -212,7 +215,7 @@ def _after(number: Any, arrays: Sequence[Any]) -> list[Any]:
 def _numbers(exact: Any, low: Any, cotangent: Any, low_cotangent: Any) -> Any:
     x, y, c, d = (each.astype(jnp.float32) for each in (exact, low, cotangent, low_cotangent))
     lost = jnp.isfinite(x) & ~jnp.isfinite(y)
-    # There is no first-order change from or to an infinity: `lost` counts overflows instead.
+    # A change from or to an infinity has no first-order term: `lost` counts overflows instead.
     part = jnp.where(jnp.isfinite(x) & jnp.isfinite(y), (y - x) * c, 0.0)
     known = jnp.isfinite(c)
     off, size = (jnp.where(known, jnp.abs(each), 0.0) for each in (d - c, c))

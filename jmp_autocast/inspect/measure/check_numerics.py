@@ -128,20 +128,21 @@ class _Checked:
         self._compiled = jax.jit(self._run, static_argnums=0)
 
     def __reduce__(self) -> Any:
-        # The traces of `jax.jit` cannot be pickled: another process traces again.
+        # The traces of `jax.jit` cannot be pickled, so another process traces the function again.
         return _Checked, (self._fn, self._mode)
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with opened(self._fn, args, kwargs) as call:
-            # `fn` is part of a key in JAX's cache of traces. If `opened` creates a function, it
-            # equals the function that `opened` creates in the next call. The user's own function
-            # may have no hash, so None takes its place in the key.
+            # JAX's cache finds the trace of an earlier call if `fn` is equal. If `opened` creates a
+            # function, it equals the function that `opened` creates in the next call. The user's
+            # own function may have no hash, so `fn` is None in its place.
             fn = None if call.fn is self._fn else call.fn
             traced = self._traced(fn, *split((call.args, call.kwargs)))
             (outputs, report), unflatten = traced.arrays, traced.static
             if self._mode == "raise":
                 if any(isinstance(x, compat.Tracer) for x in jax.tree.leaves(report)):
-                    jax.debug.callback(_raise, report)  # counts are known when the outer jit runs
+                    # The counts are known only when the outer `jit` runs.
+                    jax.debug.callback(_raise, report)
                 else:
                     _raise(report, call.args, call.kwargs)
             result = call.finish(unflatten(outputs))
@@ -154,8 +155,8 @@ class _Checked:
             except _ClosesOverTracersError:
                 pass
             else:
-                # Run by single equations, each kind of which is compiled once, the gradient of a
-                # GPT of 12 layers takes 8 s of CPU time; compiling one program takes 63 s.
+                # The gradient of a GPT of 12 layers takes 8 s of CPU time if each kind of equation
+                # is compiled once, and 63 s if the program is compiled as a whole.
                 if not _is_traced(arrays) and is_on_one_device(declared.closed, arrays):
                     return self._run(declared, *map(on_device, arrays))
                 return self._compiled(declared, *self._undifferentiated(arrays))
@@ -187,7 +188,7 @@ class _Checked:
         probe = NumericsProbe(self._mode == "overflow", ranges=self._mode != "raise")
         evaluated = Evaluator(probe).start(declared.closed, [Program()], arrays)
         pairs = zip(evaluated.outputs, compat.body_of(declared.closed).outvars, strict=True)
-        # An output may have lost its weak type, because each equation was bound again.
+        # Binding each equation again may lose the weak type of an output: `as_traced` restores it.
         outputs = [as_traced(x, v.aval, "same") for (x,), v in pairs]
         equations = tuple(measured_equations(declared.closed))
         results = [x for (x,) in evaluated.outputs if is_measurable(jax.typeof(x))]

@@ -50,13 +50,13 @@ def compare(
     """Runs a function in float32 and in mixed precision, and locates the errors.
 
     Both programs run side by side, equation by equation, so that each value has its counterpart.
-    The error that an equation *introduces* is the error of its result if it runs on the operands of
-    the float32 program, rounded to the dtypes of its own operands. The rest of its error comes from
-    earlier equations. The float32 program selects the branch of a ``cond`` and ends a ``while``.
+    The error that an equation *introduces* is its error without those of earlier equations: the
+    equation runs in mixed precision, but on the operands of the float32 program, cast to the dtypes
+    of mixed precision. The float32 program selects the branch of a ``cond`` and ends a ``while``.
 
     Each equation is compiled by itself, and equal equations are compiled once, so a model of many
     equal layers takes hardly longer than one of few. Loops, branches and ``shard_map`` are compiled
-    as a whole, and so are the two backward passes.
+    as a whole, and so are the gradients of both programs.
 
     Args:
         fn: The function in float32, or an `autocast` wrapper with its own options. Or a dict of
@@ -151,7 +151,7 @@ def compare(
 
 
 def _gradients(planned: PlannedCall, arrays: Sequence[Any], wrt: Sequence[int]) -> dict[str, Any]:
-    """Returns the error of each gradient by path, with the two norms whose ratio it is."""
+    """Returns by path the error of each gradient, and the norms of its difference and reference."""
 
     # The gradients are compiled as a whole, as in training: XLA removes roundings there. Float16
     # gradients that ran equation by equation differed from those of training.

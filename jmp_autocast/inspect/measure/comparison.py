@@ -79,11 +79,11 @@ class Comparison(Exported):
         return cut(line)
 
     def by_scope(self, depth: int | None = None) -> dict[str, ComparisonRow]:
-        """Returns the row with the largest introduced error of each scope, in program order.
+        """Returns for each scope, in program order, the row with the largest introduced error.
 
         Args:
-            depth: The number of names to keep of each scope: 1 merges the scopes of an outermost
-                module. None for all.
+            depth: The number of names to keep of each scope, counted from the outermost; None for
+                all. 1 merges each outermost scope with the scopes inside it.
 
         Example:
             >>> import jax, jax.numpy as jnp
@@ -96,7 +96,7 @@ class Comparison(Exported):
             ['layer']
         """
         found: dict[str, ComparisonRow] = {}
-        for row in self.rows:  # the row with the largest error is first
+        for row in self.rows:  # sorted by error, so the first row of a scope has its largest error
             found.setdefault("/".join(row.scope.split("/")[:depth]), row)
         return dict(sorted(found.items(), key=lambda item: item[1].index))
 
@@ -105,8 +105,8 @@ class Comparison(Exported):
         lines = [self.summary, "", *_table(self.rows)]
         scopes = self.by_scope().values()
         if len(scopes) > 1:
-            # A deep model has hundreds of scopes, so only the worst are shown. Program order shows
-            # how errors grow.
+            # A deep model has hundreds of scopes, so only the worst are shown. They are in program
+            # order, which shows how errors grow.
             worst = sorted(scopes, key=lambda row: -row.introduced)[:_SHOWN]
             table_of_scopes = _table(sorted(worst, key=attrgetter("index")))
             lines += ["", "by scope: the largest introduced error of each", "", *table_of_scopes]

@@ -1,4 +1,4 @@
-"""The devices of values: tests for programs on one device, and moves of values."""
+"""Tests whether a program runs on one device, and moves values between devices and meshes."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SPREADING = frozenset(("shard_map", "sharding_constraint", "reshard", "device_p
 def is_on_one_device(closed: compat.ClosedJaxpr, arrays: Sequence[Any]) -> bool:
     """Returns whether a jaxpr can run equation by equation: it and its arguments use one device.
 
-    On several devices, many small programs would be in flight at once. XLA's CPU backend simulates
-    devices by threads, and aborts if two programs wait for each other's threads.
+    On several devices, the small programs of many equations would run at once. XLA's CPU backend
+    simulates devices by threads, and aborts if two programs wait for each other's threads.
     """
     devices = {device for x in arrays if isinstance(x, jax.Array) for device in x.devices()}
     return len(devices) <= 1 and not any(
@@ -49,7 +49,7 @@ def readable(x: Any) -> Any:
 
 
 def on_device(x: Any) -> Any:
-    """Returns an argument as a JAX array: the rewriter would take a number for a constant.
+    """Returns an argument as a JAX array: the rewriter would treat a number as a constant.
 
     Values of other JAX types, such as a hijax variable of Flax, are returned as they are.
     """

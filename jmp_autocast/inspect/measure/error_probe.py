@@ -17,8 +17,8 @@ from .devices import is_whole_on_device, on_mesh_of, readable
 from .measured import as_real, is_measurable, largest_element
 from .recorder import EquationRun, Probe
 
-# The dtypes that a result may have in the mixed program; "" stands for any other dtype. A reading
-# holds arrays, not names, so it holds a position in this tuple.
+# The dtypes that a result may have in the mixed program; "" is any other dtype. An `ErrorReading`
+# can only hold arrays, not names, so it holds the position of a dtype in this tuple.
 COMPUTED = ("", "float64", "float32", "float16", "bfloat16")
 
 
@@ -58,8 +58,8 @@ class ErrorReading(NamedTuple):
         cosine: The cosine of the angle.
         lost: The number of elements that are no longer finite.
         largest: The largest magnitude of the reference.
-        introduced: The error of the equation alone: that of its result on the float32 program's
-            operands, rounded to the dtypes of the mixed program's operands.
+        introduced: The error of the equation alone: it runs in mixed precision, but on the operands
+            of the float32 program, cast to the dtypes of mixed precision.
         introduced_lost: The number of elements that the equation alone makes infinite or NaN.
         runs: How often the equation ran.
         computed: The dtype in the mixed program, as a position in `COMPUTED`.
@@ -82,15 +82,15 @@ _MERGED = {"cosine": jnp.minimum} | dict.fromkeys(("lost", "introduced_lost", "r
 
 
 class ErrorProbe(Probe):
-    """Measures the errors of program 1, the mixed program, against program 0, as it was traced."""
+    """Measures the errors of program 1, in mixed precision, against program 0, in float32."""
 
     unread: Any = ErrorReading()
 
     def measure(self, run: EquationRun) -> tuple[_Sums, _Sums, Any]:
-        """Returns the sums for `error`, those for `introduced`, and the position in `COMPUTED`."""
+        """Returns the sums for `error` and `introduced`, and the dtype's position in `COMPUTED`."""
         declared, mixed = run.operands
-        # The rounded operands of the float32 program have no errors of earlier equations, so the
-        # error of the result is the equation's own.
+        # The operands of the float32 program have no errors of earlier equations. The equation runs
+        # on them once more in the mixed program, so the error of this result is the equation's own.
         read = list(map(_as_read, declared, mixed))
         alone = run.again(1, read)
         measured = [
@@ -103,13 +103,13 @@ class ErrorProbe(Probe):
         return functools.reduce(_worst, sums), functools.reduce(_worst, own), codes[0]
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> ErrorReading:
-        """Turns the measurements of equations, one run of each, into readings."""
+        """Turns the measurements of one run of several equations into their readings."""
         sums, own, code = measured
         of_result = _distance(sums), (_error(own), own.lost, jnp.ones_like(ticks), code)
         return ErrorReading(*jax.tree.leaves(of_result))
 
     def merge(self, first: ErrorReading, second: ErrorReading) -> ErrorReading:
-        """Merges the readings of the same equations in earlier (``first``) and later runs."""
+        """Merges readings of the same equations: those of earlier (``first``) and of later runs."""
         pairs = zip(ErrorReading._fields, first, second, strict=True)
         return ErrorReading(*(_MERGED.get(name, jnp.maximum)(x, y) for name, x, y in pairs))
 
@@ -182,7 +182,7 @@ def _sums(reference: Any, result: Any) -> _Sums:
     counts = [lost.astype(jnp.uint32), known.astype(jnp.uint32)]
     parts = [*counts, a * a, b * b, a * b, (a - b) ** 2]
     starts = [jnp.zeros((), part.dtype) for part in parts]
-    # One reduction passes over both arrays once.
+    # All sums are one reduction, which passes over both arrays only once.
     add = lambda xs, ys: tuple(map(operator.add, xs, ys))  # noqa: E731
     lost, known, *sums = lax.reduce(parts, starts, add, tuple(range(a.ndim)))
     # The sums are scaled, so float32 is enough; sums of all dtypes can be stacked into one array.
@@ -239,7 +239,8 @@ def _as_read(declared: Any, mixed: Any) -> Any:
     dtype = getattr(mixed, "dtype", None)
     if dtype is None or getattr(declared, "dtype", dtype) == dtype:
         return declared
-    # The operand of a `reshard` may have another mesh than the trace.
+    # The cast must run on the mesh of the operand. For a `reshard`, this may be another mesh than
+    # that of the trace.
     with on_mesh_of(declared):
         avals = jax.typeof(declared), jax.typeof(mixed)
         if not all(is_measurable(aval) and is_whole_on_device(aval) for aval in avals):

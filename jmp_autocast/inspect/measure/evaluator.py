@@ -1,4 +1,7 @@
-"""Runs programs side by side, and takes a reading at each equation.
+"""Runs programs side by side, and measures their equations.
+
+A program is one way to run a jaxpr: as it was traced, or as `autocast` rewrites it. A reading holds
+the measurements of an equation over all its runs, such as its count of NaNs. The probe measures.
 
 Loops stay loops: the readings of a body are carried and merged over the iterations. All programs
 take the branch of the first program, and end a ``while`` when the first program ends it.
@@ -58,7 +61,7 @@ class EqnContext(NamedTuple):
         i: The position of the equation in its jaxpr.
         eqn: The equation.
         programs: The programs of the jaxpr.
-        recorder: The readings of the jaxpr.
+        recorder: The recorder of the jaxpr's readings.
     """
 
     i: int
@@ -73,7 +76,7 @@ class EqnContext(NamedTuple):
 
 
 class Evaluator:
-    """Runs jaxprs in all programs, and takes the readings of a probe."""
+    """Runs a jaxpr once for each program, and measures its equations by a probe."""
 
     def __init__(self, probe: Probe) -> None:
         self._probe = probe
@@ -93,7 +96,7 @@ class Evaluator:
     def _measure(
         self, jaxpr: AnyJaxpr, programs: Programs, args: Sequence[Arrays], tick: Any
     ) -> Evaluated:
-        """Runs a program, or the body of a loop, branch or `shard_map`, that starts at a tick."""
+        """Runs a jaxpr with a recorder of its own, which starts at ``tick``."""
         recorder = Recorder(self._probe, tick)
         outputs = self._run(jaxpr, programs, self._given(args), recorder)
         recorder.settle()
@@ -197,7 +200,8 @@ class Evaluator:
         def step(state: Evaluated, slices: Any) -> Any:
             args = [*fixed, *state.outputs, *slices]
             found = self._measure(body.jaxpr, programs, args, state.tick)
-            # Merged, not stacked: a scan of 1,000 steps would return 1,000 readings per equation.
+            # The readings of the iterations are merged. If `scan` stacked them, a scan of 1,000
+            # steps would return 1,000 readings per equation.
             merged = self._probe.merge(state.readings, found.readings)
             count = len(carry)
             return Evaluated(found.outputs[:count], merged, found.tick), found.outputs[count:]
@@ -247,7 +251,7 @@ class Evaluator:
             # largest of all devices.
             return Evaluated(found.outputs, readings, lax.pmax(device_varying(found.tick), axes))
 
-        # The values of all programs have equal shapes and shardings.
+        # A value has the same shape and sharding in all programs, so each spec is repeated.
         specs = (options["in_specs"], options["out_specs"])
         given, made = ([(spec,) * len(programs) for spec in each] for each in specs)
         options["in_specs"] = (given, PartitionSpec())
@@ -268,8 +272,9 @@ class Evaluator:
 def _where(goes_on: Any, new: Arrays, old: Arrays) -> Arrays:
     """Returns the next carry of a loop, for each program.
 
-    A loop under `vmap` has a predicate for each element of the batch, the first dimension of all
-    carries. It runs until all elements have ended, and keeps the carries of ended elements.
+    A loop under `vmap` has a predicate for each element of the batch, which is the first dimension
+    of all carries. It runs until the last element has ended, and no longer changes the carries of
+    an element that has ended.
     """
     if not jnp.ndim(goes_on):
         return new
@@ -278,10 +283,10 @@ def _where(goes_on: Any, new: Arrays, old: Arrays) -> Arrays:
 
 
 def _on_all_devices(x: Any, axes: Sequence[Any]) -> Any:
-    """Gathers from each device a NaN or infinity of a collective's operand, or 0 without either.
+    """Gathers one number per device: a NaN or infinity of a collective's operand, else 0.
 
-    A NaN in a sum over devices may come from the operand of another device. Then it is no fault of
-    the collective.
+    A NaN in a sum over devices may come from the operand of another device, and is then no fault of
+    the collective. So the flags of the operand are those of all devices.
     """
     if not is_measurable(jax.typeof(x)):
         return x

@@ -1,4 +1,4 @@
-"""The measured equations of a program: those without bodies whose results are new float values."""
+"""The measured equations of a program: those that have no bodies and compute new float values."""
 
 from __future__ import annotations
 
@@ -75,10 +75,11 @@ class Around:
         return dataclasses.replace(
             self,
             names=(*self.names, *user_scopes(eqn)),
-            # JAX marks the name stack of a transposed call, but not of the equations inside it:
-            # they inherit the mark.
+            # JAX marks the name stack of a transposed call, but not those of the equations inside
+            # the call, so these equations inherit the mark.
             backward=self.backward or "transpose(" in name_stack(eqn),
-            # Equations inside JAX's functions, such as `jnp.var`, get the line of the call around.
+            # An equation inside a function of JAX, such as `jnp.var`, gets the source line of the
+            # enclosing call.
             source=compat.source_line(eqn) or self.source,
         )
 

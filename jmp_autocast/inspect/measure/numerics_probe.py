@@ -20,8 +20,9 @@ from .devices import readable
 from .measured import as_real, is_measurable
 from .recorder import EquationRun, Probe
 
-# In float16, magnitudes of 65520 and above round to infinity, and 2**-25 and below to 0. Both are
-# ties, which round to even: the largest float16 is 65504, and the smallest is 2**-24.
+# In float16, magnitudes of 65520 and above round to infinity, and those of 2**-25 and below to 0.
+# The two bounds are ties, which round to even: the largest float16 is 65504, and the smallest is
+# 2**-24.
 FLOAT16_OVERFLOW = 65520.0
 FLOAT16_UNDERFLOW = 2.0**-25
 
@@ -108,8 +109,8 @@ class NumericsProbe(Probe):
         """Counts the elements of the results of an equation."""
         (results,) = run.results
         counts = [_counts(x, self._ranges) for x in results if is_measurable(jax.typeof(x))]
-        # Scalars of all equations are stacked at once. For vectors, XLA would compile a
-        # concatenation per equation.
+        # The counts stay scalars, which are stacked for all equations at once. If each equation had
+        # a vector of its counts, XLA would compile a concatenation per equation.
         return functools.reduce(_sum, counts)
 
     def flags_of(self, array: Any) -> Any:
@@ -144,7 +145,7 @@ class NumericsProbe(Probe):
         return _flags(measured.nan > 0, measured.inf > 0)
 
     def settle(self, measured: Any, held: Any, ticks: Any) -> Reading:
-        """Turns the measurements of equations, one run of each, into readings."""
+        """Turns the measurements of one run of several equations into their readings."""
         counts, nan, inf = measured, held & _NAN > 0, held & _INF > 0
         # A NaN in an operand excuses NaNs and infinities in the results. An infinity in an operand
         # excuses only infinities: inf - inf is a NaN, and a fault.
@@ -160,7 +161,7 @@ class NumericsProbe(Probe):
         )
 
     def merge(self, first: Reading, second: Reading) -> Reading:
-        """Merges the readings of the same equations in earlier (``first``) and later runs."""
+        """Merges readings of the same equations: those of earlier (``first``) and of later runs."""
         # The later runs are numbered after the earlier ones.
         late = jnp.where(
             second.first_run == NEVER, NEVER, _saturating(first.runs, second.first_run)
@@ -192,7 +193,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
 
     Magnitudes are compared by their bits, as integers: a device that flushes subnormals to zero
     would count them as zeros. No magnitude is compared with 0, because LLVM turns such a comparison
-    into one of floats. Instead 1 is subtracted, which maps 0 to the largest integer.
+    into a comparison of floats. Instead 1 is subtracted, which maps 0 to the largest integer.
     """
     x = as_real(readable(x))
     bits = _magnitude_bits(x)
@@ -233,7 +234,7 @@ def _counts(x: Any, ranges: bool) -> Counts:
 
 
 def _magnitude_bits(x: Any) -> Any:
-    """Returns the bits of magnitudes: of float64 for float64, of float32 for all other dtypes."""
+    """Returns the bits of magnitudes, as float64 if the array is float64, else as float32."""
     if x.dtype == jnp.float64:
         return lax.bitcast_convert_type(x, jnp.uint64) & np.uint64(2**63 - 1)
     if x.dtype == jnp.bfloat16:
@@ -249,7 +250,7 @@ def _bits_of(number: Any, whole: Any) -> Any:
 
 
 def _single_bits(bits: Any) -> Any:
-    """Converts the bits of a magnitude to float32; a float64 is clipped to its range."""
+    """Converts the bits of a magnitude to float32; a float64 is clipped to the range of float32."""
     if bits.dtype == jnp.uint32:
         return bits
     ends = jnp.finfo(jnp.float32)

@@ -104,8 +104,8 @@ class NumericsReport(Exported):
         mode: The mode of the check.
         equations: The measured equations.
         readings: The counts of these equations, as arrays with an element per equation.
-        passed_on: Whether a NaN of an argument reaches a result, or an infinity of an argument a
-            scalar result.
+        passed_on: Whether a NaN of an argument reaches a result, or an infinity of an argument
+            reaches a scalar result.
 
     Example:
         >>> import jax.numpy as jnp

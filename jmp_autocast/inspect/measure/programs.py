@@ -1,4 +1,7 @@
-"""Programs that run side by side: a jaxpr as it was traced, and as `autocast` rewrites it."""
+"""Programs that run side by side: a jaxpr as it was traced, and as `autocast` rewrites it.
+
+The flags of a value are bits such as "it holds a NaN".
+"""
 
 from __future__ import annotations
 
@@ -59,7 +62,7 @@ def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
 
 
 def _value(x: Any, state: ValueState | None = None) -> Value | Scalar:
-    """Returns an operand for the rewriter; an array gets the facts in ``state``."""
+    """Returns an operand in the type that the rewriter takes; ``state`` describes an array."""
     # The rewriter casts a `Scalar` at trace time, and the array of a `Value` at run time.
     if isinstance(x, bool | int | float | complex | np.generic):
         return Scalar(x)
@@ -83,7 +86,7 @@ class Values(NamedTuple):
 
     Args:
         arrays: The value in each program.
-        flags: Functions that together return the flags of the value.
+        flags: Functions that return flags. The value has the flags of all of them.
     """
 
     arrays: Arrays
@@ -91,14 +94,14 @@ class Values(NamedTuple):
 
 
 def flags_of(values: Iterable[Values]) -> frozenset[Flags]:
-    """Returns the flags of all ``values`` together."""
+    """Returns the functions in the ``flags`` of all ``values``."""
     return frozenset().union(*(value.flags for value in values))
 
 
 def each(
     programs: Programs, function: Callable[[Program, list[Any]], list[Any]], values: list[Values]
 ) -> list[Values]:
-    """Calls ``function`` with each program and its arrays of ``values``, and returns new values."""
+    """Applies ``function`` to each program and its arrays of ``values``; flags stay the same."""
     columns = [
         function(program, [value.arrays[k] for value in values])
         for k, program in enumerate(programs)

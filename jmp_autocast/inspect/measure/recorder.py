@@ -1,5 +1,7 @@
 """Records the readings of the equations of a jaxpr.
 
+A reading holds the measurements of an equation over all its runs, such as its count of NaNs.
+
 XLA compiles one operation on a vector much faster than the same operation on a hundred scalars. So
 a probe measures a few scalars when an equation runs, and the readings of all equations between two
 loops are computed from them together.
@@ -32,7 +34,7 @@ class EquationRun(NamedTuple):
         eqn: The equation.
         operands: The operands of the equation in each program.
         results: The results of the equation in each program.
-        again: Runs the equation once more; takes the index of a program, and operands.
+        again: Runs the equation once more; it takes the index of a program, and the operands.
     """
 
     eqn: JaxprEqn
@@ -42,7 +44,7 @@ class EquationRun(NamedTuple):
 
 
 class Probe(abc.ABC):
-    """Measures equations. A reading is a pytree of arrays with one element per equation."""
+    """Measures equations. Readings are a pytree of arrays with one element per equation."""
 
     unread: Any
     """The reading of an equation that has not run, as scalars."""
@@ -64,7 +66,7 @@ class Probe(abc.ABC):
 
     @abc.abstractmethod
     def settle(self, measured: Any, held: Any, ticks: Any) -> Any:
-        """Turns the measurements of equations, one run of each, into readings.
+        """Turns the measurements of one run of several equations into their readings.
 
         Args:
             measured: The measurements, an element per equation.
@@ -74,7 +76,7 @@ class Probe(abc.ABC):
 
     @abc.abstractmethod
     def merge(self, first: Any, second: Any) -> Any:
-        """Merges the readings of the same equations in earlier (``first``) and later runs."""
+        """Merges readings of the same equations: those of earlier (``first``) and of later runs."""
 
     def nothing(self, count: int) -> Any:
         """Returns the readings of equations that have not run."""
@@ -103,7 +105,7 @@ class Recorder:
         return concatenated(self._readings)
 
     def add(self, run: EquationRun, read: Iterable[Flags]) -> frozenset[Flags]:
-        """Measures an equation, given the flags of its operands; returns those of its results."""
+        """Measures an equation, given its operands' flags; returns the flags of its results."""
         measured = self._probe.measure(run)
         if not _is_traced(measured):
             measured = jax.device_get(measured)
@@ -123,11 +125,11 @@ class Recorder:
     def settle(self) -> None:
         """Turns the measurements since the last call into readings.
 
-        The evaluator calls it before a loop or a branch, and at the end.
+        The evaluator calls this method before a loop or a branch, and at the end of the jaxpr.
         """
         measured, held = self._measured, self._held
         self._measured, self._held = [], []
-        # The tick may be on another mesh than that of this trace.
+        # The tick may be on another mesh than that of this trace, so it is moved to this mesh.
         self.tick = on_this_mesh(self.tick)
         count = len(measured)
         if not count:

@@ -48,7 +48,8 @@ def page_text(
         "equations": "\n".join(_equations(rows)),
         "reasons": "\n".join(map(_reason, sorted({row.reason for row in rows}))),
     }
-    # The template is filled in one pass, so that slots in inserted texts stay as they are.
+    # All slots of the template are filled in one pass. An inserted text may look like a slot, and
+    # must stay as it is.
     return re.sub(r"\{\{(\w+)\}\}", lambda slot: parts[slot[1]], _file("page.html"))
 
 

@@ -24,8 +24,8 @@ from .reasons import explanations
 
 _NEEDS = {READ_BY + row.consumer: row for row in ROWS if row.consumer}
 
-# With these reasons the planner raises an equation for its own numerics. With any other reason, an
-# equation follows an operand or a consumer.
+# If an equation is in float32 for one of these reasons, its own numerics need float32. For any
+# other reason, it has the dtype of an operand or a consumer.
 _RAISES = frozenset(
     (
         ReasonCode.FP32,
@@ -84,7 +84,7 @@ class AtRisk:
 
 
 def at_risk(planned: PlannedCall, policy: Policy) -> tuple[AtRisk, ...]:
-    """Returns the equations declared in 16 bits that the planner raises, in program order.
+    """Returns the equations declared in 16 bits that the planner raises to float32, in order.
 
     A policy has one 16-bit dtype. If the program declares values in the other 16-bit dtype, a
     second plan is made for them.
@@ -112,9 +112,9 @@ def _risks(scopes: Mapping[tuple[str, ...], Sequence[str]]) -> tuple[AtRisk, ...
 
 
 def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
-    """Returns the equations that lose precision under a plan in a 16-bit dtype."""
+    """Returns the equations that lose precision with `autocast`, from the visits of its plan."""
     scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
-    # The sign of the 16-bit product that each equation computes, scales or shifts, else 0.
+    # For each equation the sign of the 16-bit product that it computes, scales or shifts, else 0.
     signs: list[int] = []
     comes: list[bool] = []  # whether each equation depends on a 16-bit product
     around: list[int] = []
@@ -129,7 +129,7 @@ def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
         signs.append(int(is_product) or _sign(name, made, given))
         comes.append(False)
         if (is_product or is_made) and any([r.dtype for r in results]):
-            for i in around:  # the equations around this one depend on the product, too
+            for i in around:  # the enclosing loops and calls depend on the product, too
                 comes[i] = True
         because = ""
         if name in ("sub", "add", "add_any") and all(made):
@@ -167,14 +167,15 @@ def _with_lines(visits: Sequence[Visit]) -> Iterator[tuple[Visit, str]]:
     """Yields equations with their source lines."""
     lines: list[str] = []
     for visit in visits:
-        # Equations inside JAX's functions, such as `jnp.where`, get the line of the call around.
+        # An equation inside a function of JAX, such as `jnp.where`, gets the source line of the
+        # enclosing call.
         del lines[visit.depth :]
         lines.append(source_line(visit.eqn) or (lines[-1] if lines else ""))
         yield visit, lines[-1]
 
 
 def _raised(visits: Sequence[Visit], dtype: np.dtype) -> Iterator[tuple[Visit, str]]:
-    """Yields the equations that a plan raises for their own numerics, with their source lines."""
+    """Yields the equations raised to float32 for their own numerics, with their source lines."""
     for visit, line in _with_lines(visits):
         eqn, plan = visit.eqn, visit.plan
         if plan.reason.code not in _RAISES and plan.reason.cause not in _NEEDS:

@@ -88,7 +88,8 @@ def explain(
     """
     wrapper = wrapper_for("explain", fn, policy, args, kwargs)
     as_it_runs = policy is None and wrapper is not fn
-    with ANNOTATED(as_it_runs):  # wrappers inside `fn` write reasons into scopes
+    # The context makes `autocast` wrappers inside `fn` write their reasons into scopes.
+    with ANNOTATED(as_it_runs):
         planned = wrapper.planned(*args, **kwargs)
     name, chosen = name_of(fn), wrapper.policy
     if as_it_runs and _holds_autocast(planned.closed):
@@ -112,14 +113,14 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
     plan, shapes = planned.plan, planned.call.shapes
     rewritten = compat.fresh_make_jaxpr(planned.rewritten, *shapes)
     params = [i for i, state in enumerate(plan.inputs) if state.source is Source.PARAM]
-    # The residuals of a gradient are not reported: it consumes its own, and `jax.vjp` would return
-    # those of a second derivative.
+    # If the program contains a backward pass, no residuals are reported: the program consumes its
+    # own, and `jax.vjp` would return the residuals of a second derivative.
     residuals = KeptBytes()
     if not is_gradient(planned.closed):
         residuals = kept_bytes(compat.jaxpr_as_fun(rewritten), shapes, params)
     reads, kernels = read_dtypes(plan), kernels_in(plan)
     products = [row for row in rows if row.primitive in CONTRACTIONS]
-    # The first two operands decide whether a product is in 16 or 8 bits: a third operand of a
+    # The first two operands decide whether a product is in 16 or 8 bits. The third operand of a
     # ragged dot holds the sizes of its groups.
     low = [row for row in products if all(map(is_low, row.operands[:2]))]
     totals = Totals(
@@ -170,7 +171,7 @@ def _as_it_runs(name: str, planned: PlannedCall, policy: Policy) -> Report:
     planned = dataclasses.replace(planned, plan=dataclasses.replace(plan, inputs=inputs))
     totals, residuals = _totals(planned, rows)
     # If a primitive has no rule, the casts of its operands have the reason UNKNOWN, too. The
-    # casts themselves are no unknown primitives.
+    # primitive of these casts is known, so it is removed.
     unknown = {row.primitive: None for row in rows if row.reason == ReasonCode.UNKNOWN.value}
     unknown.pop("convert_element_type", None)
     copies = sum(
@@ -195,7 +196,7 @@ def _holds_autocast(jaxpr: compat.AnyJaxpr) -> bool:
 
 
 def _declared_plan(jaxpr: compat.AnyJaxpr) -> Plan:
-    """Returns a plan that leaves a jaxpr and its bodies as they are."""
+    """Returns a plan that leaves a jaxpr and the bodies of its equations as they are."""
 
     def states(atoms: Sequence[Any]) -> tuple[ValueState, ...]:
         return tuple(ValueState(float_dtype(v.aval)) for v in atoms)
@@ -219,7 +220,8 @@ def _with_reason(row: Row, visit: Visit, sources: Mapping[str, ValueState]) -> R
     names = (n for n, mark in marks if mark != GOVERNED and not mark.startswith(BECAUSE))
     known = [sources[path].source if path else None for path in row.operand_inputs]
     code, cause = row.reason, _CAUSES[any(mark == GOVERNED for _, mark in marks)]
-    if because:  # the last reason is the equation's own: a call around has one
+    # Enclosing calls may have reasons in the scopes, too: the last reason is the equation's own.
+    if because:
         code, _, cause = because[-1].partition(" ")
     return dataclasses.replace(
         row,

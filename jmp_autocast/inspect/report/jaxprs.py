@@ -34,9 +34,10 @@ def nbytes_of(atom: Atom, dtype: str | None = None) -> int:
     declared = getattr(atom.aval, "dtype", None)
     if declared is None:
         return 0
-    # NumPy does not know the dtype of a random key, which is never cast.
+    # A random key is never cast. Its dtype is not looked up by name: NumPy does not know the name.
     item = declared if dtype in (None, str(declared)) else jnp.dtype(dtype)
-    # Some dtypes of JAX, such as the pair of an int8 and its tangent, have no item size.
+    # Some dtypes of JAX, such as the pair of an int8 and its tangent, have no item size: their
+    # arrays count as 0 bytes.
     return assumed_size(element_count(atom)) * getattr(item, "itemsize", 0)
 
 

@@ -55,10 +55,10 @@ class KeptRow:
     nbytes: int
 
 
-# These primitives move or cast an array. A moved or cast parameter does not count as a residual: it
-# is in memory anyway.
+# These primitives move or cast an array. A moved or cast parameter does not count as a residual,
+# because the parameter is in memory anyway.
 _MOVES = having("moves") | having("same") | {"convert_element_type", "source_view"}
-# The first operand of these primitives decides the kind of the result. Their other operands are
+# The first operand of these primitives decides the `_Kind` of the result. Their other operands are
 # indices, a padding value, or the 16-bit copy of the first operand.
 _FIRST = having("first")
 _ZEROS = having("zeros")
@@ -133,12 +133,12 @@ def kept_bytes(
         jaxpr = compat.body_of(compat.fresh_make_jaxpr(residuals, *shapes))
     except Exception as error:  # JAX, or a derivative rule of the user, may raise anything
         return KeptBytes(error=f"{type(error).__name__}: {str(error).partition(chr(10))[0]}")
-    # `jax.vjp` also computes the outputs: equations that only these need are removed.
+    # `jax.vjp` also computes the outputs: equations that only the outputs need are removed.
     jaxpr = compat.without_dead_equations(jaxpr)
     inputs = [_Kind.PARAM if i in params else _Kind.OTHER for i in range(len(shapes))]
     kept_arrays = zip(jaxpr.outvars, _kinds(jaxpr, inputs), strict=True)
-    # Instead of the result of a `source_view`, its operand 1 counts: the 16-bit copy, which several
-    # `source_view` equations may share.
+    # Operand 1 of a `source_view` is a 16-bit copy, which several `source_view` equations may
+    # share. This copy counts in place of their results.
     views = _results_by(jaxpr, "source_view", 1)
     arrays = {views.get(v, v) for v, kind in kept_arrays if kind is _Kind.OTHER}
     arrays.difference_update(jaxpr.invars)
@@ -197,8 +197,8 @@ def _producer(
 def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any]) -> int:
     """Returns the bytes that arrays would have without casts to narrower dtypes.
 
-    Tracing and differentiating the float32 program as well would make the report take 1.5 times as
-    long.
+    They are counted in the rewritten program: to trace and differentiate the float32 program as
+    well would make the report take 1.5 times as long.
     """
     casts, sources = _results_by(jaxpr, "convert_element_type", 0), set()
     for array in arrays:
@@ -211,13 +211,13 @@ def _uncast_nbytes(jaxpr: AnyJaxpr, arrays: Set[Any]) -> int:
 
 
 def _results_by(jaxpr: AnyJaxpr, name: str, k: int) -> dict[Any, Any]:
-    """Maps the result of each equation of a primitive to its operand ``k``."""
+    """Maps the first result of each equation of a primitive to operand ``k`` of the equation."""
     found = (eqn for eqn in jaxpr.eqns if eqn.primitive.name == name)
     return {e.outvars[0]: e.invars[k] for e in found if not isinstance(e.invars[k], Literal)}
 
 
 def _kinds(jaxpr: AnyJaxpr, inputs: Sequence[_Kind]) -> list[_Kind]:
-    """Returns the kind of each output of a jaxpr."""
+    """Returns the `_Kind` of each output of a jaxpr."""
 
     def step(i: int, eqn: JaxprEqn, given: list[_Kind]) -> list[_Kind]:
         held, count = bodies(eqn), len(eqn.outvars)
@@ -234,7 +234,7 @@ def _of_equation(eqn: JaxprEqn, given: Sequence[_Kind]) -> _Kind:
     if all(kind is _Kind.CONST for kind in given) and not eqn.effects:
         return _Kind.CONST
     if eqn.primitive.name in _ZEROS:
-        return _Kind.CONST  # XLA does not store zeros
+        return _Kind.CONST  # XLA does not store zeros, so they count as constants
     arrays = given[:1] if eqn.primitive.name in _FIRST else given
     moved = eqn.primitive.name in _MOVES and _Kind.OTHER not in arrays
     return _Kind.PARAM if moved else _Kind.OTHER

@@ -12,7 +12,7 @@ from ...interpreters.plan.data import ReasonCode
 
 
 class Explanation(NamedTuple):
-    """The explanation of a reason code, in Markdown with code spans alone.
+    """The explanation of a reason code, in Markdown whose only markup is code spans.
 
     Args:
         says: Why the equation has its dtypes.

@@ -92,7 +92,7 @@ def rows_of(visits: Sequence[Visit], policy: Policy) -> list[Row]:
     """Returns the rows of a plan, in program order; the bodies of an equation follow it.
 
     Args:
-        visits: The visits of `walk_plan`; the origin of an input is its path in the arguments.
+        visits: The result of `walk_plan` with the paths of the program's inputs in the arguments.
         policy: The policy of the plan.
     """
     return [_row(visit, policy) for visit in visits]
@@ -107,8 +107,9 @@ def note_on_sizes(rows: Iterable[Row]) -> str:
 
 def _row(visit: Visit, policy: Policy) -> Row:
     eqn, plan, times = visit.eqn, visit.plan, visit.times
-    # In a program rewritten by autocast, a contraction that returns its accumulator has the sources
-    # of its operands as further operands: the row leaves them out.
+    # In a program rewritten by autocast, a primitive of this package may hold a contraction. Its
+    # further operands are float32 arrays whose 16-bit copies it multiplies: the row has only the
+    # copies.
     ran = contraction_in(eqn) or eqn
     invars = eqn.invars[: len(ran.invars)]
     operands = list(map(_name, invars, plan.reads))
@@ -157,7 +158,7 @@ def _rule_name(policy: Policy, eqn: JaxprEqn, scope: Sequence[str]) -> str:
     name = eqn.primitive.name
     rule, origin = policy.rule_for(name, scope)
     if origin == "unknown" and (name in STRUCTURAL or bodies(eqn)):
-        return ""  # no rule applies: its bodies are planned, or it is a cast
+        return ""  # the equation has no rule: its bodies are planned, or it is a cast
     return rule.name if isinstance(rule, CastPolicy) else name_of(rule)
 
 

@@ -28,11 +28,11 @@ class Totals:
         flops: Estimated floating point operations.
         contraction_flops: The FLOPs of matmuls and convolutions.
         low_contraction_flops: The FLOPs of matmuls and convolutions with 16-bit or 8-bit operands.
-        guarded_contraction_flops: The FLOPs of matmuls and convolutions that a guard (``COORD``,
-            ``LITERAL``) keeps in float32, without a request of the user.
+        guarded_contraction_flops: The FLOPs of matmuls and convolutions that `autocast` keeps in
+            float32 for the reason ``COORD`` or ``LITERAL``, without a request of the user.
         float8_contraction_flops: The FLOPs of matmuls with 8-bit operands.
-        wide_kernel_flops: The FLOPs of matmuls inside kernels that stay in float32, as far as the
-            jaxprs of the kernels show them. No other field includes them.
+        wide_kernel_flops: The FLOPs of matmuls in the kernels that stay in float32, as far as the
+            jaxprs of these kernels show them. No other field includes these FLOPs.
         casts: The casts of the rewritten program, including those that the user wrote.
         parameters: The number of parameter arrays.
         cast_parameters: The number of 16-bit copies of parameters.
@@ -154,7 +154,7 @@ def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
 
 
 def guarded(rows: Iterable[Row]) -> list[Row]:
-    """Returns the matmuls and convolutions that a guard keeps in float32, the largest first."""
+    """Returns the matmuls and convolutions with reason COORD or LITERAL, the most FLOPs first."""
     found = [r for r in rows if r.primitive in CONTRACTIONS and is_guard(ReasonCode(r.reason))]
     return sorted(found, key=lambda row: -row.flops)
 

@@ -1,4 +1,4 @@
-"""The batches of `tune`: runs a function for each, and measures the errors of its results."""
+"""Runs a function on each batch of arguments of `tune`, and measures the errors of its results."""
 
 from __future__ import annotations
 
@@ -109,7 +109,8 @@ def outputs_of(fn: Callable[..., Any], batches: Sequence[Batch], argnums: Any) -
 def nudged(batch: Batch) -> Batch:
     """Returns a batch whose floats are moved by about a unit in the last place, up or down.
 
-    The difference of the float32 results for both batches is the uncertainty of float32.
+    The difference between the float32 results for ``batch`` and for the returned batch is the
+    uncertainty of float32.
     """
     rng = np.random.default_rng(0)
 
@@ -120,7 +121,7 @@ def nudged(batch: Batch) -> Batch:
             return x
         eps = float(jnp.finfo(aval.dtype).eps)
         if aval.weak_type:
-            return x * (1 + eps)  # a product with an array would lose the weak type
+            return x * (1 + eps)  # keeps the weak type, which a product with an array would lose
         near = (1 + eps * rng.choice((-1, 1), aval.shape)).astype(aval.dtype)
         y = readable(x)
         return x * near if y is x else jax.device_put(y * near, x.sharding)

@@ -36,9 +36,9 @@ class Candidate(NamedTuple):
 def candidates_of(
     fn: Callable[..., Any], policy: Policy, batches: Iterable[Batch], argnums: Any
 ) -> dict[Candidate, str]:
-    """Returns the operations that a policy lowers, in program order, each with a source line.
+    """Returns the operations that a policy lowers to 16 bits, with a source line each.
 
-    With ``argnums``, the operations in custom derivative rules follow.
+    They are in program order. With ``argnums``, the operations in custom derivative rules follow.
     """
     found: dict[Candidate, str] = {}
     # Batches of one kind have equal plans, so one batch of each kind is enough.
@@ -72,12 +72,12 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
     added = []
     for candidate in candidates:
         default = DEFAULT_RULES.get(candidate.primitive)
-        # If the primitive's default rule keeps float32, the added rule is the same one, because it
-        # may also set a dtype parameter.
+        # If the primitive's default rule keeps float32, this default rule is added, because it may
+        # also set a dtype parameter.
         rule = CastPolicy.FP32
         if isinstance(default, CastPolicy) and default in FULL_POLICIES:
             rule = default
-        # As a pattern, the scope `layers[0]` would match `layers0`, and not itself.
+        # The scope is escaped: as a pattern, `layers[0]` would match `layers0`, and not itself.
         scope = glob.escape(candidate.scope) if candidate.scope else "*"
         added.append((scope, candidate.primitive, rule))
     # All rules are added at once, because a trial may keep 2,000 candidates, and each call of

@@ -1,4 +1,4 @@
-"""The search of `tune` for the few of many candidates that need float32.
+"""Searches the candidates of `tune` for the few that need float32.
 
 The search knows nothing of programs: it calls a test that decides whether a set of candidates
 passes. The returned set has passed the test. If the search ends within its limit of runs, and all
@@ -31,12 +31,12 @@ def find_needed(
     The candidates are sorted by predicted error, the largest first. Each round searches the
     shortest prefix that passes together with the candidates found so far. The last candidate of
     this prefix is needed, and the next round searches before it. This is delta debugging (Zeller
-    and Hildebrandt, 2002) in the form of Junker's QuickXplain (2004). The predicted errors also
-    give the first prefix of each round.
+    and Hildebrandt, 2002) in the form of Junker's QuickXplain (2004). The prefix that a round tests
+    first is chosen by the predicted errors.
 
     Args:
         sizes: The predicted error of each candidate; errors are assumed to be independent.
-        share: The share of the total error that passes.
+        share: The tolerance as a share of the total error.
         passes: The test of a set of candidates.
         may_run: Returns whether one more test may be made.
 

@@ -120,7 +120,8 @@ class _Search:
         self._fn, self._batches, self._tolerance = fn, batches, tolerance
         self._start, self._argnums = start, argnums
         self._lowered = candidates_of(fn, start, batches, argnums)
-        # Matmuls and convolutions are last: of operations with equal effects they stay in 16 bits.
+        # Matmuls and convolutions are last, so that of operations with equal effects they are the
+        # ones that stay in 16 bits.
         self._candidates = sorted(self._lowered, key=lambda each: each.primitive in CONTRACTIONS)
         self._errors: dict[frozenset[int], float] = {}
         self._has_loss, self._refused = False, ""
@@ -152,8 +153,8 @@ class _Search:
     def _passes(self, kept: frozenset[int]) -> bool:
         if kept not in self._errors:
             kind = kind_of(self._fn, self._batches[0].args, {})
-            # A `Part` accepts rules for scopes that a batch does not have: a scope may be in some
-            # batches only, or only in a derivative rule.
+            # The wrapper class `Part` accepts a rule for a scope that a batch does not have: the
+            # scope may be only in other batches, or only in a derivative rule.
             kind = Part if kind is Autocast else kind
             mixed = wrapper_of(self._fn, autocast_options(policy=self._policy(kept)), kind)
             found = outputs_of(mixed, self._batches, self._argnums)
@@ -163,7 +164,7 @@ class _Search:
 
     @functools.cached_property
     def _float32(self) -> tuple[list[list[Any]], list[list[Any]]]:
-        """The float32 function's results for the batches, and its results for nudged batches."""
+        """The float32 function's results for the batches, and for the batches after `nudged`."""
         nearby = list(map(nudged, self._batches))
         exact = outputs_of(self._fn, [*self._batches, *nearby], self._argnums)
         if not exact[0]:
@@ -177,9 +178,9 @@ class _Search:
     def _undetermined(self) -> list[list[bool]]:
         """For each array of each batch, whether its uncertainty in float32 exceeds the tolerance.
 
-        An example is the gradient of a bias that a softmax cancels: zero except for rounding. In a
-        GPT of one layer the gradient of the key's bias has 1.6e-9 of the norm of all gradients, and
-        its relative error in bfloat16 is 1.7e4.
+        An example is the gradient of a bias that a softmax cancels: it is zero except for rounding.
+        In a GPT of one layer the gradient of the key's bias has 1.6e-9 of the norm of all
+        gradients, and its relative error in bfloat16 is 1.7e4.
         """
         found = [
             [float(each.error) > self._tolerance for each in distances(x, y)]
@@ -190,7 +191,7 @@ class _Search:
         return [[False for _ in each] if all(each) else each for each in found]
 
     def _effects(self) -> list[Effect | None]:
-        """Returns the largest effect of each candidate in any batch, None without one."""
+        """Returns for each candidate its largest effect in any batch, None without an effect."""
         called, passes = arrays_of(self._fn, None), dict[Any, Pass]()
         operations = [candidate.operation for candidate in self._candidates]
         dtype, gradients = np.dtype(self._start.compute_dtype), self._argnums is not None
