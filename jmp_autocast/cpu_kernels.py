@@ -21,7 +21,7 @@ import jax.numpy as jnp
 
 # Linux's names of the CPU features that multiply bfloat16: two of Intel and AMD, and one of Arm.
 UNITS = ("amx_bf16", "avx512_bf16", "bf16")
-# Values of `xla_cpu_max_isa` with which XLA does not use these features.
+# With these values of `xla_cpu_max_isa`, XLA does not use the bfloat16 features of the CPU.
 _OLDER = ("SSE4_2", "AVX", "AVX2", "AVX512", "AVX512_VNNI")
 _CPUINFO = pathlib.Path("/proc/cpuinfo")
 

@@ -28,8 +28,9 @@ _COLLECTIVES = frozenset(
     """.split()
 )
 _KNOWN_STEPS = re.compile(r'known_trip_count"?:?\s*\{"?n"?:"?(\d+)')
-# The number of iterations is the distance between start and limit, plus this number, divided by the
-# step of the counter `i`: the condition `i <= limit` holds once more than `i < limit`.
+# The key is the comparison of a loop's counter `i` with its limit. The distance between start and
+# limit, plus the number here, divided by the step of `i`, is the number of iterations: `i <= limit`
+# holds once more than `i < limit`.
 _COMPARISONS = {"LT": 0, "LE": 1, "GT": 0, "GE": 1, "NE": 0}
 
 

@@ -114,7 +114,7 @@ def _risks(scopes: Mapping[tuple[str, ...], Sequence[str]]) -> tuple[AtRisk, ...
 def left_at_risk(visits: Sequence[Visit], dtype: str) -> tuple[AtRisk, ...]:
     """Returns the equations that lose precision with `autocast`, from the visits of its plan."""
     scopes: dict[tuple[str, ...], list[str]] = collections.defaultdict(list)
-    # For each equation the sign of the 16-bit product that it computes, scales or shifts, else 0.
+    # The sign of the 16-bit product that each equation computes, scales or shifts; 0 without one.
     signs: list[int] = []
     comes: list[bool] = []  # whether each equation depends on a 16-bit product
     around: list[int] = []

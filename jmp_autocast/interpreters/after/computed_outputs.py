@@ -32,6 +32,7 @@ from ..primitives.reading import cast_dtype
 from ..primitives.structure import called, is_call
 from .walk import follow
 
+# The dtype of a value in PyTorch; None if it equals the dtype in the plan.
 _Other: TypeAlias = np.dtype | None
 
 # Reasons that lie with the consumers of a float32 result. PyTorch would round the result.
@@ -69,7 +70,7 @@ def computed_requests(
 
 
 def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Other]:
-    """Returns the dtype of each output of a jaxpr in PyTorch; None if it is the plan's dtype."""
+    """Returns PyTorch's dtype of each output of a jaxpr; None if it equals the plan's dtype."""
 
     def step(i: int, eqn: JaxprEqn, given: list[_Other]) -> Sequence[_Other]:
         equation, results = plan.equations[i], [None] * len(eqn.outvars)
@@ -96,9 +97,10 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Oth
 
 
 def _cast(plan: EquationPlan, given: Sequence[_Other]) -> list[_Other]:
-    """Returns the dtype of each operand of a call in PyTorch; None if it is the plan's dtype.
+    """Returns PyTorch's dtype of each input of a call's body; None if it equals the plan's dtype.
 
-    If the plan casts a 16-bit operand to float32 for the call, PyTorch leaves it in 16 bits.
+    If the plan casts a 16-bit operand of the call to float32, PyTorch passes it in 16 bits. PyTorch
+    makes all other casts of the plan, too.
     """
 
     def inside(other: _Other, state: ValueState, cast: _Other) -> _Other:
@@ -125,13 +127,13 @@ def _is_free(state: ValueState, variable: Atom) -> bool:
 def _torch_dtype(
     origin: str, eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Other], compute_dtype: np.dtype
 ) -> _Other:
-    """Returns the dtype of an equation's result in PyTorch; None if it is the plan's dtype.
+    """Returns PyTorch's dtype of an equation's result; None if it equals the plan's dtype.
 
     Args:
         origin: The origin of the primitive's rule, from `known_rule`.
         eqn: The equation.
         plan: Its plan.
-        given: The dtype of each operand in PyTorch; None if it is the plan's dtype.
+        given: PyTorch's dtype of each operand; None if it equals the plan's dtype.
         compute_dtype: The compute dtype at the equation.
     """
     name, code = eqn.primitive.name, plan.reason.code

@@ -264,8 +264,8 @@ class Bind:
         params: Parameters that replace the equation's own.
         replicates: Positions of operands that the equation broadcasts. Each is also broadcast in
             float32, for the derivative alone: the transpose then adds up its cotangents in float32.
-        biases: The positions in ``replicates`` whose gradient is rounded after this sum, as in a
-            model written by hand: a TPU then computes the sum in the kernel of the cotangents.
+        biases: The positions in ``replicates`` whose summed gradient is rounded, as in a model
+            written by hand. A TPU then adds up the cotangents in the kernel that computes them.
     """
 
     params: Mapping[str, Any] = dataclasses.field(default_factory=dict)

@@ -341,7 +341,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
         action = Move() if _is_exact(var) else KEEP
         result = number_state(aval_of(var).dtype, target, state)
         return EquationPlan(action, given, (None,), (result,), cast)
-    # If the planned dtype of the operand is not its declared one, the cast is made anew.
+    # If the planned dtype of the operand is not its declared one, the plan replaces the cast.
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:

@@ -55,13 +55,13 @@ class Sweeps:
         self._images = images_in(jaxpr, marks, planner.memo)
         self._needs = needs_of(jaxpr, needed, planner.memo, marks)
         self._states = dict(given)
-        # The last context, and below it the last plan, of each equation.
+        # The last context of each equation; `_equations` holds its last plan.
         self._contexts: list[Context] = []
         self._equations: list[EquationPlan] = []
         # The states of the results of each equation after the last forward sweep.
         self._results: list[tuple[ValueState, ...]] = []
         self._requests: dict[int, tuple[Request, ...]] = {}
-        # All requests that each call has had.
+        # All requests that each call has had, from the first to the last.
         self._call_requests: dict[int, list[tuple[Request, ...]]] = {}
         # The operands of each equation that other equations also read in float32.
         self._shared: dict[int, frozenset[int]] = {}

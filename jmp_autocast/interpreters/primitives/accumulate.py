@@ -341,7 +341,8 @@ def _widened(
     return lax.convert_element_type(_bound(eqn, xs, low, FLOAT32), out)
 
 
-# The kernels are not used on several devices, where XLA would undo the form that they need.
+# On several devices XLA would undo the form that its 16-bit CPU kernels need, so no product uses
+# these kernels.
 _SPLIT = CPUKernels(False, False, "the program runs on several devices")
 
 

@@ -265,7 +265,10 @@ def _plan_key(
 def _line(
     one: _Occurrence, window: Sequence[JaxprEqn], plans: Sequence[EquationPlan], scopes: int
 ) -> Line | None:
-    """Returns the line of an occurrence; None if its equations must be bound one by one."""
+    """Returns the `Line` made from an occurrence; None if no shared jaxpr may emit the occurrence.
+
+    No shared jaxpr emits an occurrence without results, or with an equation that needs float64.
+    """
     if not one.results or any(needs_float64(eqn) for eqn in window):
         return None
     numbers = {v: i for i, v in enumerate(one.operands)}
