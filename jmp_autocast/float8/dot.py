@@ -243,7 +243,7 @@ def _batch(
 
 
 def _mapped(factor: Factor, dims: Factor, rank: int, size: int) -> tuple[Factor, bool]:
-    """Returns a factor with the `vmap` dimension in front of its arrays, and whether it has one."""
+    """Returns a factor with its `vmap` dimension moved to the front, and whether `vmap` maps it."""
     if all(d is None for d in dims):
         return factor, False
     source = at_front(factor.source, dims.source, size)

@@ -132,7 +132,7 @@ def user_names(scope: Iterable[str]) -> tuple[str, ...]:
 
 
 def is_measured(eqn: JaxprEqn) -> bool:
-    """True for an equation that is measured."""
+    """Returns whether an equation has no bodies and computes new float values."""
     if bodies(eqn) or eqn.primitive.name in _SAME_VALUES:
         return False
     return any(is_measurable(v.aval) for v in eqn.outvars)
@@ -148,7 +148,7 @@ def largest_element(x: Any) -> Any:
 
 
 def is_measurable(aval: Any) -> bool:
-    """True for non-empty float or complex arrays that are not `unreduced` over devices."""
+    """Returns whether an aval is a non-empty inexact array that is not `unreduced` over devices."""
     # Integers do not round, and are never infinite.
     is_array = compat.is_array_aval(aval) and jnp.issubdtype(aval.dtype, jnp.inexact)
     if not is_array or 0 in aval.shape:
@@ -159,7 +159,7 @@ def is_measurable(aval: Any) -> bool:
 
 
 def is_differentiable(aval: Any) -> bool:
-    """True for measurable arrays of real floats, which may have cotangents."""
+    """Returns whether an aval is a measurable array of real floats, which may have cotangents."""
     return is_measurable(aval) and jnp.issubdtype(aval.dtype, jnp.floating)
 
 

@@ -62,7 +62,7 @@ def _read(values: Sequence[Any], dtypes: Sequence[Any] | None) -> list[Any]:
 
 
 def _value(x: Any, state: ValueState | None = None) -> Value | Scalar:
-    """Returns an operand in the type that the rewriter takes; ``state`` describes an array."""
+    """Wraps an operand for the rewriter. The plan's ``state`` says what is known about an array."""
     # The rewriter casts a `Scalar` at trace time, and the array of a `Value` at run time.
     if isinstance(x, bool | int | float | complex | np.generic):
         return Scalar(x)

@@ -160,7 +160,7 @@ def guarded(rows: Iterable[Row]) -> list[Row]:
 
 
 def is_low(name: str) -> bool:
-    """True for the name of a float dtype of fewer than 32 bits."""
+    """Returns whether a name is that of a float dtype of fewer than 32 bits."""
     return is_float(name) and item_size(name) < 4
 
 
@@ -171,7 +171,7 @@ def dtype_of(row: Row) -> str:
 
 
 def is_float(name: str) -> bool:
-    """True for the name of a real or complex floating point dtype."""
+    """Returns whether a name is that of a real or complex floating point dtype."""
     return "float" in name or "complex" in name
 
 

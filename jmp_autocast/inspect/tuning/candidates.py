@@ -86,7 +86,7 @@ def keeping(policy: Policy, candidates: Iterable[Candidate]) -> Policy:
 
 
 def _is_lowered(row: Row) -> bool:
-    """True if an operand or result is declared in float32 and runs in 16 bits."""
+    """Returns whether an operand or result is declared in float32 and runs in 16 bits."""
     pairs = zip(
         (*row.declared_operands, *row.declared_results), (*row.operands, *row.results), strict=True
     )

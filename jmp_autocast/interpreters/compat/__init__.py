@@ -329,7 +329,7 @@ def common_scopes(eqns: Sequence[JaxprEqn]) -> tuple[Any, ...]:
 
 
 def relative_contexts(eqns: Sequence[JaxprEqn], size: int) -> Hashable:
-    """Returns the settings of equations, and their name stacks without the first ``size`` names."""
+    """Returns each equation's context, and its name stack without the first ``size`` names."""
     return tuple([(eqn.ctx, eqn.source_info.name_stack.stack[size:]) for eqn in eqns])
 
 

@@ -307,7 +307,7 @@ def _is_float(aval: Any, kind: Any = jnp.inexact) -> bool:
 def _cheap_rule(eqn: JaxprEqn) -> Any:
     """Returns the jaxpr of the derivative of a ``custom_jvp`` function, or None if it is not cheap.
 
-    The derivative is cheap if the function and its rule hold only cheap steps: `jax.nn.relu`.
+    The derivative is cheap if the function and its rule hold only cheap steps, as in `jax.nn.relu`.
     """
     if eqn.primitive.name != "custom_jvp_call" or not _is_cheap(called(eqn)):
         return None

@@ -36,7 +36,7 @@ class ReasonCode(enum.Enum):
     FP32 = "FP32"
     PROMOTE_LOW = "PROMOTE_LOW"  # all voting operands are 16-bit
     PROMOTE_FULL = "PROMOTE_FULL"  # a voting operand is float32
-    NO_PRODUCT = "NO_PRODUCT"  # elementwise operations and moves lead to no product
+    NO_PRODUCT = "NO_PRODUCT"  # no chain of elementwise and move consumers ends at a product
     KEEP = "KEEP"  # the policy keeps the declared dtypes
     UNKNOWN = "UNKNOWN"  # no rule for the primitive: kept, and reported
     DOMAIN = "DOMAIN"  # an operand has a dtype that autocast leaves alone, such as float8

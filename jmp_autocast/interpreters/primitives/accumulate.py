@@ -382,8 +382,9 @@ accumulate_p: Any = registration.define_primitive(
     "accumulate", aval=contraction_aval, jvp=_jvp, transpose=_transpose, batch=_batch
 )
 registration.lowers_by_platform(accumulate_p, default=_lowered, cpu=_on_cpus, one_cpu=_on_one_cpu)
-# Finalised programs multiply in float32 on CPUs: XLA aborts at bfloat16 products without barriers,
-# and finalised programs have no barriers.
+# `finalise` replaces the primitive by these functions. On CPUs the replacement widens bfloat16
+# operands to float32, because XLA aborts at bfloat16 products without an optimization barrier, and
+# the replacement has none.
 _early = functools.partial(_lowered, contract=functools.partial(_widened, is_late=False))
 registration.STAND_INS[accumulate_p] = {"default": _lowered, "cpu": _early}
 holds_contraction(accumulate_p)

@@ -187,7 +187,7 @@ class Rewriter(KeepsValues):
         return run(jaxpr, steps, held, given)
 
     def _is_flat(self, given: Sequence[Value]) -> bool:
-        """Returns whether each equation is bound by itself, and no repeated line as a shared jaxpr.
+        """Returns whether each equation is bound by itself, so that repeated lines share no jaxpr.
 
         This is the case outside of `jit`, with JAX's debugging checks, with `label` or `planned`,
         and if a derivative rule closes over a value of the program.

@@ -167,7 +167,7 @@ class Scalar:
         return self.array if dtype is None else self.copy(dtype)
 
     def factor(self, dtype: np.dtype | None) -> tuple[Any, Any]:
-        """Returns the literal in a dtype, and no source."""
+        """Returns the literal in a dtype, and None, because a literal has no source."""
         return self.read(dtype), None
 
     def copy(self, dtype: np.dtype) -> Any:
