@@ -61,7 +61,7 @@ def function_hint(name: str) -> str:
         " 'matmul' is a function and no primitive"
     """
     word = name.lower()
-    if not any(is_function(getattr(room, word, None)) for room in (jnp, jax.nn)):
+    if not any(is_function(getattr(module, word, None)) for module in (jnp, jax.nn)):
         return ""
     return (
         f" {name!r} is a function and no primitive: explain(fn, *args) lists the primitives that "

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..compat import Atom, JaxprEqn, Literal
 from ..plan.avals import is_16_bit
-from ..plan.call_operands import demands_behind_moves
+from ..plan.call_operands import uses_behind_moves
 from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan, Inside, Move, Plan, Use, ValueState
 from ..primitives.structure import Body, bodies, holds_rules, isolates, runs_again
@@ -46,7 +46,7 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
         return ()
     found: dict[tuple[int, CopyKey], None] = {}
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
-        reads: Sequence[Use] = demands_behind_moves(inner) if isolates(eqn) else ()
+        reads: Sequence[Use] = uses_behind_moves(inner) if isolates(eqn) else ()
         for i, key in source_copies(inner, known):
             if isolates(eqn):
                 # If the body reads the source in float32, too, the copy stays outside: otherwise,

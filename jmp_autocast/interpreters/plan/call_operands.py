@@ -33,17 +33,17 @@ def read_low(
         may_be = state.source in sources and state.known_value is None
         return may_be and use is Use.LOW and state.dtype == FLOAT32
 
-    uses: Sequence[Use] = demands_behind_moves(inner) if isolates(ctx.eqn) else inner.uses
+    uses: Sequence[Use] = uses_behind_moves(inner) if isolates(ctx.eqn) else inner.uses
     casts = list(map(is_cast, ctx.given, uses))
     if any(casts) and not isolates(ctx.eqn):
         # `inner.uses` leaves out comparisons, which accept either dtype. In an inlined call, a
         # comparison would read float32: an operand that a comparison reads is not cast.
-        reads = demands_behind_moves(inner)
+        reads = uses_behind_moves(inner)
         casts = [cast and not read & Use.FULL for cast, read in zip(casts, reads, strict=True)]
     return [ctx.region.compute_dtype if cast else None for cast in casts]
 
 
-def demands_behind_moves(plan: Plan) -> list[Use]:
+def uses_behind_moves(plan: Plan) -> list[Use]:
     """Returns the uses of each input of a jaxpr, including the uses of its moved elements.
 
     `Plan.uses` counts a move of a source as a float32 read, because the moved source is float32.
@@ -68,7 +68,7 @@ def demands_behind_moves(plan: Plan) -> list[Use]:
         dtypes = equation.operands if equation.inner else equation.reads
         reads = [Use.of(dtype) for dtype in dtypes]
         for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
-            for i, use in zip(body.operands, demands_behind_moves(inner), strict=True):
+            for i, use in zip(body.operands, uses_behind_moves(inner), strict=True):
                 reads[i] |= use
         add(eqn.invars, reads)
     add(plan.jaxpr.outvars, [Use.of(state.dtype) for state in plan.outputs])

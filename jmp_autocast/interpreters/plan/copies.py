@@ -111,12 +111,12 @@ class Products(Protocol):
 _PRODUCTS: list[Callable[[Policy], Products | None]] = []
 
 
-def plans_products(room: Callable[[Policy], Products | None]) -> None:
+def plans_products(extension: Callable[[Policy], Products | None]) -> None:
     """Registers an extension: a function from a policy to `Products`, None if it is not used."""
-    _PRODUCTS.append(room)
+    _PRODUCTS.append(extension)
 
 
 def products_of(policy: Policy) -> Products | None:
     """Returns the planner of products under a policy, None if all are in the compute dtype."""
-    found = (room(policy) for room in _PRODUCTS)
+    found = (extension(policy) for extension in _PRODUCTS)
     return next((products for products in found if products is not None), None)

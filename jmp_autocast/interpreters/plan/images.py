@@ -64,26 +64,30 @@ def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
             if made := _of_result(eqn, all_marks, found):
                 found.update(dict.fromkeys(eqn.outvars, made))
         elif is_call(eqn):
-            given = with_images(eqn, given_to(eqn, all_marks, moved), found)
+            given = given_with_images(eqn, all_marks, moved, found)
             found.update(_returned(eqn, given, found, memo))
     memo[key] = found
     return found
 
 
-def with_images(eqn: JaxprEqn, given: Sequence[Marks], images: Images) -> list[Marks]:
-    """Returns the marks of the operands of a call, with their `images` set.
+def given_with_images(
+    eqn: JaxprEqn, all_marks: AllMarks, moved: Mapping[Any, Atom], images: Images
+) -> list[Marks]:
+    """Returns the marks of the operands of a call or a loop; those of a call have their `images`.
 
     In the body of a `jit` of ``p - outer(gain, a @ p)``, only `images` shows that the gain is
     computed from ``p``.
 
     Args:
-        eqn: The equation. If it is no call, the marks are returned unchanged.
-        given: The marks of its operands.
+        eqn: The call or the loop.
+        all_marks: As `marks_of` returns them.
+        moved: As `moved_in` returns them.
         images: As `images_in` returns them.
     """
+    given = given_to(eqn, all_marks, moved)
     numbers = _numbers(eqn, images)
     if not numbers:
-        return list(given)
+        return given
     found = [{numbers[a]: how for a, how in image_of(v, images).items()} for v in eqn.invars]
     pairs = zip(given, found, strict=True)
     return [m._replace(images=tuple(image.items())) for m, image in pairs]

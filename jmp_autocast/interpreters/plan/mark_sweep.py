@@ -146,12 +146,12 @@ def given_to(eqn: JaxprEqn, all_marks: AllMarks, moved: Mapping[Any, Atom]) -> l
     # A loop may read slices, and rows of an array are not rows of its transpose: a moved array is
     # an alias for a call only.
     arrays = [_array(v, moved) if is_call(eqn) else v for v in eqn.invars]
-    contexts: dict[Any, list[int]] = {}
+    positions: dict[Any, list[int]] = {}
     for i, array in enumerate(arrays):
         if not isinstance(array, Literal):
-            contexts.setdefault(array, []).append(i)
+            positions.setdefault(array, []).append(i)
     found = lookup(all_marks, eqn.invars)
-    for several in contexts.values():
+    for several in positions.values():
         for i in several if len(several) > 1 else ():
             found[i] = found[i]._replace(same=several[0] + 1)
     return found

@@ -26,8 +26,8 @@ from ..primitives.reading import (
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
 from .avals import at_least, element_count
-from .images import Images, cancelled, images_in, multiplies_complement, with_images
-from .mark_sweep import Memo, given_to, inputs_of, lookup, marks_of, moved_in
+from .images import Images, cancelled, given_with_images, images_in, multiplies_complement
+from .mark_sweep import Memo, inputs_of, lookup, marks_of, moved_in
 from .marks import MOST_FACTORS, Marks, adds
 
 
@@ -272,7 +272,7 @@ class Row(NamedTuple):
     Args:
         need: The need.
         primitives: The primitives of the equations with the need.
-        operands: Returns the operands of such an equation that get the need.
+        operands: Returns the operands of such an equation that get the need, or also its results.
         through: The primitives through which the need passes, from their results to their operands.
         why: The error without this row.
         raises: The primitives that are raised to float32 if their result has the need.
@@ -417,7 +417,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            given = with_images(eqn, given_to(eqn, all_marks, moved), images)
+            given = given_with_images(eqn, all_marks, moved, images)
             found = needs_in_bodies(eqn, of_each, memo, given)
             for i, need in reads_of(found).items():
                 add([eqn.invars[i]], need)

@@ -43,8 +43,8 @@ def picked_first(plan: Plan) -> Plan:
     Args:
         plan: The plan of a jaxpr; returned as it is if nothing is picked.
     """
-    contexts = {k for k, eqn in enumerate(plan.jaxpr.eqns) if picks(eqn) and _is_lowered(plan, k)}
-    return _Picking(plan, contexts).planned() if contexts else plan
+    positions = {k for k, eqn in enumerate(plan.jaxpr.eqns) if picks(eqn) and _is_lowered(plan, k)}
+    return _Picking(plan, positions).planned() if positions else plan
 
 
 def _is_lowered(plan: Plan, k: int) -> bool:
@@ -70,10 +70,10 @@ class _Picking:
 
     Args:
         plan: The plan.
-        contexts: The positions of the equations that pick elements.
+        positions: The positions of the equations that pick elements.
     """
 
-    def __init__(self, plan: Plan, contexts: Collection[int]) -> None:
+    def __init__(self, plan: Plan, positions: Collection[int]) -> None:
         self._plan = plan
         self._states = dict(zip(plan.jaxpr.invars, plan.inputs, strict=True))
         self._states.update(zip(plan.jaxpr.constvars, plan.consts, strict=True))
@@ -86,7 +86,7 @@ class _Picking:
         for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
             self._states.update(zip(eqn.outvars, of.results, strict=True))
             self._makers.update(dict.fromkeys(eqn.outvars, (eqn, of)))
-            if k in contexts:
+            if k in positions:
                 self._pick(eqn, of)
             else:
                 self._made.append((eqn, of))

@@ -15,8 +15,8 @@ from typing import Any
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from .data import Context, EquationPlan, Request, ValueState
-from .images import images_in, with_images
-from .mark_sweep import given_to, lookup, marks_of, moved_in
+from .images import given_with_images, images_in
+from .mark_sweep import lookup, marks_of, moved_in
 from .marks import accumulates
 from .needs import NOTHING, Need, needs_of
 from .requests import Found, find_requests
@@ -133,7 +133,7 @@ class Sweeps:
         requests, accumulating = self._requests.get(i, ()), False
         marks, need = lookup(self._marks, eqn.invars), NOTHING
         if eqn.primitive.name in STRUCTURES:
-            marks = with_images(eqn, given_to(eqn, self._marks, self._moved_from), self._images)
+            marks = given_with_images(eqn, self._marks, self._moved_from, self._images)
             # In the first sweep, the requests of a call say only which results lead to a product
             # (LEADS). The other results are float32 in its body from the start.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
