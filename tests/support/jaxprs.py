@@ -14,7 +14,7 @@ DOTS = ("dot_general", "conv_general_dilated", "ragged_dot_general")
 def flat_emission():
     """A context in which each equation is bound by itself, however often its line recurs."""
     flat = lambda plan, *_: (plan.jaxpr, plan.equations)
-    return mock.patch.object(rewriter, "repeated_lines", flat)
+    return mock.patch.object(rewriter, "repeated_windows", flat)
 
 
 def open_jaxpr(jaxpr):

@@ -214,10 +214,10 @@ def inlined_once(function: Callable, types: Sequence[Any]) -> Callable[..., list
 def _inlined_call(context: Hashable) -> tuple[Any, dict[str, Any]]:
     """Returns the primitive and the parameters of an inlined ``jit`` of one array."""
 
-    def repeated_line(x: Any) -> Any:
+    def window(x: Any) -> Any:
         return -x
 
-    (eqn,) = body_of(fresh_make_jaxpr(jax.jit(repeated_line), np.float32(0))).eqns
+    (eqn,) = body_of(fresh_make_jaxpr(jax.jit(window), np.float32(0))).eqns
     return eqn.primitive, {**eqn.params, "inline": _INLINE}
 
 

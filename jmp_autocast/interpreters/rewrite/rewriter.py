@@ -68,11 +68,13 @@ from ..regions import AS_DECLARED
 from .closures import KeepsValues
 from .emitted import emitted
 from .moves import moved
-from .repeated_lines import Line, Steps, emit_line, repeated_lines
+from .repeated_windows import Steps, Window, emit_window, repeated_windows
 from .rewritten_bodies import make_innermost_first
 from .values import REPEATS, Scalar, Value, as_array, read, replication
 
 mark_frames(__file__)
+
+_RARE = 3
 
 RewritingRule = Callable[["Rewriter", Any, EquationPlan, list[Any]], Sequence[Any]]
 
@@ -111,9 +113,9 @@ class Rewriter(KeepsValues):
     label: Callable[[EquationPlan], str] | None = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
-    # The ids of the plans that belong to one equation only. The derivative of such an equation is
-    # not cached, because no other equation could use it.
-    once: set[int] = dataclasses.field(default_factory=set, init=False)
+    # The ids of the plans of at most three equations. The derivatives of these equations are not
+    # cached: the first use of a cached derivative costs as much as three derivatives.
+    rare: set[int] = dataclasses.field(default_factory=set, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
         """Runs a planned program. Derivative rules may close over any of its values.
@@ -160,8 +162,8 @@ class Rewriter(KeepsValues):
             picked = picked_first(plan)
             often, jaxpr, steps = read_often(picked), picked.jaxpr, picked.equations
             if not is_flat:
-                jaxpr, steps = repeated_lines(picked, often, self.closed_over.rule_of)
-                self.once.update(i for i, n in Counter(map(id, steps)).items() if n == 1)
+                jaxpr, steps = repeated_windows(picked, often, self.closed_over.rule_of)
+                self.rare.update(i for i, n in Counter(map(id, steps)).items() if n <= _RARE)
             self.memo[key] = jaxpr, steps, often
         jaxpr, steps, often = self.memo[key]
         held = list(map(Value.of, consts, plan.consts))
@@ -170,8 +172,8 @@ class Rewriter(KeepsValues):
         def run(jaxpr: Any, steps: Steps, held: Sequence[Any], given: Sequence[Any]) -> list[Value]:
             def step(i: int, eqn: JaxprEqn, operands: list[Any]) -> Sequence[Value]:
                 equation = steps[i]
-                if isinstance(equation, Line):
-                    return emit_line(equation, operands, run_line, self.memo)
+                if isinstance(equation, Window):
+                    return emit_window(equation, operands, run_window, self.memo)
                 results = self._labeled(eqn, equation, operands)
                 self.closed_over.keep(eqn.outvars, results)
                 for v, value in zip(eqn.outvars, results, strict=True):
@@ -181,13 +183,13 @@ class Rewriter(KeepsValues):
 
             return evaluate(jaxpr, held, given, lambda v: Scalar(literal_value(v)), step)
 
-        def run_line(line: Line, operands: Sequence[Any]) -> list[Value]:
-            return run(line, line.plans, (), operands)
+        def run_window(window: Window, operands: Sequence[Any]) -> list[Value]:
+            return run(window, window.plans, (), operands)
 
         return run(jaxpr, steps, held, given)
 
     def _is_flat(self, given: Sequence[Value]) -> bool:
-        """Returns whether each equation is bound by itself, so that repeated lines share no jaxpr.
+        """Returns whether each equation is bound by itself, so that equal windows share no jaxpr.
 
         This is the case outside of `jit`, with JAX's debugging checks, with `label` or `planned`,
         and if a derivative rule closes over a value of the program.
@@ -310,7 +312,7 @@ class Rewriter(KeepsValues):
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         # An equation with effects is bound without a cache, which would need hashes of all
         # parameters and lose the order of effects.
-        is_plain = eqn.effects or id(plan) in self.once
+        is_plain = eqn.effects or id(plan) in self.rare
         out = (bind if is_plain else bind_cached)(eqn.primitive, arrays, params)
         return out if eqn.primitive.multiple_results else [out]
 

@@ -1,4 +1,4 @@
-"""Lines that recur are emitted once, as if each of their equations was bound by itself."""
+"""Layers and lines that recur are emitted once, as if each equation was bound by itself."""
 
 import functools
 
@@ -10,7 +10,7 @@ import pytest
 from jmp_autocast import BF16, Policy, autocast
 from jmp_autocast.interpreters.compat import Literal, name_stack, source_file_and_line
 from jmp_autocast.interpreters.rewrite import rewriter
-from jmp_autocast.interpreters.rewrite.repeated_lines import Line, repeated_lines
+from jmp_autocast.interpreters.rewrite.repeated_windows import Window, repeated_windows
 from tests.support.jaxprs import equations, flat_emission
 
 N = 8
@@ -105,20 +105,24 @@ IN_A_SCOPE = BF16.with_rules({"*": "float32"}, scope="layer_3")
 
 @pytest.fixture
 def counted(monkeypatch):
-    """The lines of each program that is rewritten."""
+    """The windows of each program that is rewritten."""
     found = []
 
     def counting(*args):
-        jaxpr, steps = repeated_lines(*args)
-        found.append([step for step in steps if isinstance(step, Line)])
+        jaxpr, steps = repeated_windows(*args)
+        found.append([step for step in steps if isinstance(step, Window)])
         return jaxpr, steps
 
-    monkeypatch.setattr(rewriter, "repeated_lines", counting)
+    monkeypatch.setattr(rewriter, "repeated_windows", counting)
     return found
 
 
 def described(traced):
-    return str(traced), [(name_stack(eqn), source_file_and_line(eqn)) for eqn in equations(traced)]
+    return str(traced), [name_stack(eqn) for eqn in equations(traced)]
+
+
+def source_lines(traced):
+    return [source_file_and_line(eqn) for eqn in equations(traced)]
 
 
 def trace(fn, *args):
@@ -132,14 +136,35 @@ def trace(fn, *args):
 def test_a_program_is_that_of_flat_emission(program, policy, counted):
     fn = autocast(program, policy=policy)
     outlined = described(trace(fn, WEIGHTS, X))
-    assert any(len(lines) > 2 for lines in counted)
+    assert any(len(windows) > 2 for windows in counted)
     with flat_emission():
         assert described(trace(fn, WEIGHTS, X)) == outlined
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, jax.grad])
+def test_the_first_layer_keeps_its_source_lines(transform):
+    fn = transform(lambda weights, x: jnp.sum(autocast(residual, policy=BF16)(weights, x)))
+    found = source_lines(trace(fn, WEIGHTS, X))
+    with flat_emission():
+        flat = source_lines(trace(fn, WEIGHTS, X))
+    assert {line for line in flat if __file__ in line} == {
+        line for line in found if __file__ in line
+    }
+    if transform is not jax.grad:
+        one_layer = len(flat) // N
+        assert found[:one_layer] == flat[:one_layer]
+
+
+def test_layers_begin_at_their_scopes(counted):
+    trace(autocast(named, policy=BF16), WEIGHTS, X)
+    (layers,) = counted
+    assert len(layers) == N - 1
+    assert len({id(layer) for layer in layers}) == 1
+
+
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_gradients_are_those_of_flat_emission(program):
-    # Cotangents of one value are added up line by line: float32 rounds in another order.
+    # Cotangents of one value are added up window by window: float32 rounds in another order.
     fn = autocast(program, policy=BF16)
     gradient = lambda: jax.jit(jax.grad(lambda *a: jnp.sum(fn(*a) ** 2), (0, 1)))(WEIGHTS, X)
     outlined = gradient()
@@ -188,7 +213,7 @@ def test_each_callback_is_called():
     assert set(seen) == set(range(N))
 
 
-def test_a_program_without_repeats_has_no_lines(counted):
+def test_a_program_without_repeats_has_no_windows(counted):
     def program(w, x):
         h = jnp.tanh(x @ w)
         return jax.nn.softmax(h * 2.0 + x)

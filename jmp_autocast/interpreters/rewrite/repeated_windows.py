@@ -1,20 +1,23 @@
-"""Emits all occurrences of a line of the user's program with equal plans by one shared jaxpr.
+"""Emits equal windows of a program, such as the layers of a model, by one shared jaxpr.
 
-In a model of twelve layers without a loop, each line of a layer recurs twelve times. Its equations
-are emitted once, into a jaxpr that JAX inlines at each occurrence, and differentiates, transposes
-and lowers once. The emitted program has the same equations in the same order as without this
-module. The key of the jaxpr consists of the plans, types, literals and the names relative to the
-line. A jaxpr holds one line and not a whole layer, because JAX gives all inlined equations the
-source line of the call.
+In a model of twelve layers without a loop, the equations of one layer are emitted once, into a
+jaxpr that JAX inlines at each other layer, and differentiates, transposes and lowers once. The
+emitted program has the same equations in the same order as without this module. The key of the
+jaxpr consists of the plans, types, literals and the names relative to the window.
+
+JAX gives all inlined equations the source line of the call. So the first layer is not shared: its
+equations keep their lines, and those of the other layers get the line at which their layer begins.
+Outside of such layers a window is a line of the user's program, as in the stages of a ResNet.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import operator
+import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from operator import itemgetter
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 
@@ -42,20 +45,28 @@ from .values import Value
 
 mark_frames(__file__)
 
-# The least number of equations to save: a call costs as much as an equation, and its jaxpr as much
-# as several.
-_LEAST = 6
+# The least number of equations to save. Under `grad`, the jaxpr of a window costs as much as five
+# equations, and each call of it as much as three (`benchmarks/trace_time.py`).
+_LEAST = 16
+# The least number of layers after the first one of a run. Of fewer layers, lines are shared.
+_LEAST_LAYERS = 3
+# The number of periods that are tried, those of most equations first.
+_MAX_PERIODS = 8
+
+_Bounds: TypeAlias = tuple[str, int, int]
+"""The line of a window ("" for a layer), and the positions of its first equation and of the next
+equation after it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Line:
-    """A line that recurs. It has the fields of a jaxpr, with the equations of one occurrence.
+class Window:
+    """A window that recurs. It has the fields of a jaxpr, with the equations of one occurrence.
 
     Args:
         plans: The plans of the equations.
         casts: Pairs (operand, dtype) of the casts of operands.
-        by_copies: The operands of which the line may make further copies, besides `casts`.
-        used_later: The operands that equations after the line consume, too.
+        by_copies: The operands of which the window may make further copies, besides `casts`.
+        used_later: The operands that equations after the window consume, too.
     """
 
     constvars: tuple[()]
@@ -69,7 +80,7 @@ class Line:
 
 
 class _Occurrence(NamedTuple):
-    """The position of a line in a program, with a key that determines its emission."""
+    """The position of a window in a program, with a key that determines its emission."""
 
     key: Hashable
     start: int
@@ -80,19 +91,19 @@ class _Occurrence(NamedTuple):
     used_later: Collection[int]
 
 
-Run = Callable[[Line, Sequence[Any]], Sequence[Any]]
-Steps = Sequence[EquationPlan | Line]
+Run = Callable[[Window, Sequence[Any]], Sequence[Any]]
+Steps = Sequence[EquationPlan | Window]
 
 
-# --- which lines recur ------------------------------------------------------------------------
+# --- which windows recur ----------------------------------------------------------------------
 
 
-def repeated_lines(
+def repeated_windows(
     plan: Plan, often: frozenset[Any], rule_of: Callable[[JaxprEqn], Hashable]
 ) -> tuple[Any, Steps]:
-    """Returns the jaxpr with one equation for each occurrence of a line that recurs.
+    """Returns the jaxpr with one equation for each occurrence of a window that recurs.
 
-    The second result holds, for each equation of this jaxpr, its plan or its `Line`.
+    The second result holds, for each equation of this jaxpr, its plan or its `Window`.
 
     Args:
         plan: The plan of the jaxpr.
@@ -100,73 +111,113 @@ def repeated_lines(
         rule_of: Returns the key of an equation's custom rules; see `ClosedOver.rule_of`.
     """
     eqns, plans = list(plan.jaxpr.eqns), plan.equations
-    # Equations with equal plans share the plan object. If few do, no line recurs.
+    # Equations with equal plans share the plan object. If few do, no window recurs.
     of_plans = {id(p): (eqn, p) for eqn, p in zip(eqns, plans, strict=True)}
     if len(of_plans) > 0.75 * len(plans):
         return plan.jaxpr, plans
     of_plans = {i: _plan_key(*of, rule_of) for i, of in of_plans.items()}
-    # Numbers replace the keys of equations, because numbers hash faster, and the key of a line is
-    # hashed with the keys of all its equations.
+    # Numbers replace the keys of equations, because numbers hash faster, and the key of a window
+    # is hashed with the keys of all its equations.
     numbers = {key: n for n, key in enumerate(of_plans.values()) if key is not None}
     of_plans = {i: numbers.get(key) for i, key in of_plans.items()}
     found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
     counts = Counter(one.key for one in found)
-    lines: dict[Hashable, Line | None] = {}
-    steps: list[EquationPlan | Line] = list(plans)
+    windows: dict[Hashable, Window | None] = {}
+    steps: list[EquationPlan | Window] = list(plans)
     for one in reversed(found):
         key, start, stop, scopes = one[:4]
         if (counts[key] - 1) * (stop - start - 1) < _LEAST:
             continue
-        if key not in lines:
-            lines[key] = _line(one, eqns[start:stop], plans[start:stop], len(scopes))
-        if (line := lines[key]) is not None:
+        if key not in windows:
+            windows[key] = _window(one, eqns[start:stop], plans[start:stop], len(scopes))
+        if (window := windows[key]) is not None:
             call = eqns[start].replace(invars=list(one.operands), outvars=list(one.results))
-            eqns[start:stop], steps[start:stop] = [within_scopes(call, scopes)], [line]
+            eqns[start:stop], steps[start:stop] = [within_scopes(call, scopes)], [window]
     return with_equations(plan.jaxpr, eqns), steps
 
 
 def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iterator[_Occurrence]:
-    """Yields each occurrence of a line of two or more equations that a shared jaxpr may emit.
-
-    A line of an unrolled loop occurs once for each iteration.
-    """
+    """Yields, in order, the layers and lines of two or more equations that may share a jaxpr."""
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
     last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
     # `moved` maps a variable to the index of the first move of its elements, such as a transpose. A
     # 16-bit copy of the move's result is made from a 16-bit copy of the variable when a consumer
-    # first needs it, which may be after the line.
+    # first needs it, which may be after the window.
     moved: dict[Any, int] = {}
-    places: dict[Any, str] = {}
-    of: list[str | None] = []
-    for i, (eqn, of_plan, key) in enumerate(zip(eqns, plans, keys, strict=True)):
-        traceback = eqn.source_info.traceback
-        if key is not None and traceback not in places:
-            places[traceback] = source_file_and_line(eqn)
-        of.append(None if key is None else places[traceback])
+    for i, (eqn, of_plan) in enumerate(zip(eqns, plans, strict=True)):
         if isinstance(of_plan.action, Move):
             moved.update((v, i) for v in variables_in(eqn.invars) if v not in moved)
-
-    def without_moves(start: int, stop: int) -> Iterator[tuple[int, int]]:
-        # Leaves out moves whose results are used after the line, because the copies of the results
-        # are made at these later uses.
+    layers = _layers(eqns, keys, last)
+    for line, start, stop in sorted([*layers, *_lines(eqns, keys, layers)], key=itemgetter(1)):
+        # Leaves out moves whose results are used after the window, because the copies of the
+        # results are made at these later uses.
+        first = start
         for i in range(start, stop + 1):
             is_move = i < stop and isinstance(plans[i].action, Move)
             if i == stop or (is_move and any(last.get(v, -1) >= stop for v in eqns[i].outvars)):
-                if i - start > 1:
-                    yield start, i
-                start = i + 1
+                if i - first > 1:
+                    parts, *others = _parts(eqns[first:i], first, i, last, moved, often)
+                    yield _Occurrence((line, *keys[first:i], *parts), first, i, *others)
+                first = i + 1
 
-    start = 0
-    for i in range(1, len(of) + 1):
-        if i < len(of) and of[i] == of[start]:
-            continue
-        period = _period(keys[start:i])
-        for k in range(start, i, period) if of[start] is not None else ():
-            for first, stop in without_moves(k, min(k + period, i)):
-                parts, *others = _parts(eqns[first:stop], first, stop, last, moved, often)
-                yield _Occurrence((of[start], *keys[first:stop], *parts), first, stop, *others)
-        start = i
+
+def _layers(
+    eqns: Sequence[JaxprEqn], keys: Sequence[Any], last: Mapping[Any, int]
+) -> list[_Bounds]:
+    """Returns the bounds of the layers in each run of equal layers, without the first layer.
+
+    A run is a sequence of equations with a period. Its layers begin where the fewest values are
+    live and, among such positions, where the fewest scopes are open.
+    """
+    latest: dict[Any, int] = {}
+    distances: Counter[int] = Counter()
+    for i, key in enumerate(keys):
+        if key is not None:
+            distances[i - latest.get(key, i)] += 1
+            latest[key] = i
+    changes = [0] * (len(eqns) + 1)
+    for i, eqn in enumerate(eqns):
+        for v in eqn.outvars:
+            changes[i] += 1
+            changes[last.get(v, i)] -= 1
+    live = list(itertools.accumulate(changes))
+
+    def cut(i: int) -> tuple[int, int]:
+        return live[i - 1], len(common_scopes(eqns[i - 1 : i + 1]))
+
+    found: list[_Bounds] = []
+    rest = list(keys)
+    for period, _ in distances.most_common(_MAX_PERIODS):
+        same = [a is not None and a == b for a, b in zip(rest, rest[period:], strict=False)]
+        stop = 0
+        for is_same, run in itertools.groupby(same) if period > 1 else ():
+            start, stop = stop, stop + len(list(run))
+            if is_same and stop - start >= _LEAST_LAYERS * period:
+                second = min(range(start + period, start + 2 * period), key=cut)
+                found += [("", k, k + period) for k in range(second, stop + 1, period)]
+                rest[start : stop + period] = [None] * (stop + period - start)
+    return found
+
+
+def _lines(
+    eqns: Sequence[JaxprEqn], keys: Sequence[Any], layers: Sequence[_Bounds]
+) -> Iterator[_Bounds]:
+    """Yields the bounds of the lines outside of the layers."""
+    lines: dict[Any, str] = {}
+    of: list[str | None] = []
+    inside = {i for _, start, stop in layers for i in range(start, stop)}
+    for i, (eqn, key) in enumerate(zip(eqns, keys, strict=True)):
+        traceback = eqn.source_info.traceback
+        is_shared = key is not None and i not in inside
+        if is_shared and traceback not in lines:
+            lines[traceback] = source_file_and_line(eqn)
+        of.append(lines[traceback] if is_shared else None)
+    stop = 0
+    for line, equal in itertools.groupby(of):
+        start, stop = stop, stop + len(list(equal))
+        if line is not None:
+            yield line, start, stop
 
 
 def _parts(
@@ -179,7 +230,7 @@ def _parts(
 ) -> tuple[list[Hashable], Sequence[Any], list[Any], list[Any], list[int]]:
     """Returns an occurrence's key without plans, its scopes, operands, results and `used_later`.
 
-    ``used_later`` holds the positions of the operands that equations after the line consume.
+    ``used_later`` holds the positions of the operands that equations after the window consume.
     """
     numbers: dict[Any, int] = {}
     operands: list[Any] = []
@@ -205,21 +256,6 @@ def _parts(
             results += [v] * is_used
             parts.append((is_used, v in often))
     return parts, scopes, operands, results, used_later
-
-
-def _period(keys: Sequence[Any]) -> int:
-    """Returns the number of equations after which a line repeats; all if it does not repeat."""
-    latest: dict[Any, int] = {}
-    distances: Counter[int] = Counter()
-    for i, key in enumerate(keys):
-        if key in latest:
-            distances[i - latest[key]] += 1
-        latest[key] = i
-    for period, _ in distances.most_common(4):
-        same = sum(map(operator.eq, keys, keys[period:]))
-        if 1 < period <= len(keys) // 3 and same >= 0.8 * (len(keys) - period):
-            return period
-    return len(keys)
 
 
 def _plan_key(
@@ -262,10 +298,10 @@ def _plan_key(
     return (*key, *states) if has_hash(key) else None
 
 
-def _line(
+def _window(
     one: _Occurrence, window: Sequence[JaxprEqn], plans: Sequence[EquationPlan], scopes: int
-) -> Line | None:
-    """Returns the `Line` made from an occurrence; None if no shared jaxpr may emit the occurrence.
+) -> Window | None:
+    """Returns the `Window` made from an occurrence; None if no shared jaxpr may emit it.
 
     No shared jaxpr emits an occurrence without results, or with an equation that needs float64.
     """
@@ -286,19 +322,19 @@ def _line(
                 casts[numbers[v], dtype] = None
     eqns = [within_scopes(eqn, name_entries([eqn])[scopes:]) for eqn in window]
     operands, results = one.operands, one.results
-    return Line((), operands, results, eqns, plans, tuple(casts), by_copies, one.used_later)
+    return Window((), operands, results, eqns, plans, tuple(casts), by_copies, one.used_later)
 
 
 # --- emission -----------------------------------------------------------------------------------
 
 
 class _Traced(NamedTuple):
-    """The traced jaxpr of a line, for operands of given types and copies.
+    """The traced jaxpr of a window, for operands of given types and copies.
 
     Args:
         call: Binds the jaxpr's equations and returns its arrays.
-        results: The results of the line. `Value.array` holds the position of the array in the list
-            that ``call`` returns.
+        results: The results of the window. `Value.array` holds the position of the array in the
+            list that ``call`` returns.
         copies: The copies of operands that the jaxpr makes, as triples: operand, key, and position
             in the list that ``call`` returns.
     """
@@ -308,41 +344,47 @@ class _Traced(NamedTuple):
     copies: Sequence[tuple[int, Any, int]]
 
 
-def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any]) -> Sequence[Any]:
-    """Emits one occurrence of a line.
+def emit_window(
+    window: Window, operands: Sequence[Any], run: Run, memo: dict[Any, Any]
+) -> Sequence[Any]:
+    """Emits one occurrence of a window.
 
     Args:
-        line: The line.
+        window: The window.
         operands: Its operands, each a `Value`.
-        run: Emits the equations of a line one by one.
+        run: Emits the equations of a window one by one.
         memo: The cache of traced jaxprs.
 
     Returns:
         Its results, each a `Value`.
     """
     for i, value in enumerate(operands):
-        is_cast = i in line.by_copies or any(i == k for k, _ in line.casts)
-        # A line that casts a concrete array is emitted equation by equation, because the copies of
-        # such an array are computed at trace time, outside of any jaxpr.
+        is_cast = i in window.by_copies or any(i == k for k, _ in window.casts)
+        # A window that casts a concrete array is emitted equation by equation, because the copies
+        # of such an array are computed at trace time, outside of any jaxpr.
         is_known = is_cast and not isinstance(value.array, Tracer)
-        if is_known or value.tag is not None or (value.move and i in line.by_copies):
-            return run(line, operands)
-    # The copies of moved sources are made here, outside of the line. The casts of all operands up
+        if is_known or value.tag is not None or (value.move and i in window.by_copies):
+            return run(window, operands)
+    # The copies of moved sources are made here, outside of the window. The casts of all operands up
     # to the last such copy are made here, too, so that the casts keep their order.
-    moved = [n for n, (i, _) in enumerate(line.casts, 1) if operands[i].move]
-    for i, dtype in line.casts[: max(moved, default=0)]:
+    moved = [n for n, (i, _) in enumerate(window.casts, 1) if operands[i].move]
+    for i, dtype in window.casts[: max(moved, default=0)]:
         operands[i].copy(dtype)
     copies = [
-        [k for k in v.copies if i in line.by_copies or v.meets_in_float32 or (i, k) in line.casts]
+        [
+            k
+            for k in v.copies
+            if i in window.by_copies or v.meets_in_float32 or (i, k) in window.casts
+        ]
         for i, v in enumerate(operands)
     ]
     held = list(zip(operands, copies, strict=True))
     arrays = [x for v, keys in held for x in (v.array, *[v.copies[k] for k in keys])]
     types = tuple(map(jax.typeof, arrays))
     kinds = [(v.source, v.known, id(v.const_range), v.meets_in_float32, *keys) for v, keys in held]
-    key = (line, types, *kinds)
+    key = (window, types, *kinds)
     if key not in memo:
-        memo[key] = _traced(line, held, types, run)
+        memo[key] = _traced(window, held, types, run)
     found = memo[key].call(*arrays)
     for i, k, position in memo[key].copies:
         operands[i].copies[k] = found[position]
@@ -353,7 +395,7 @@ def emit_line(line: Line, operands: Sequence[Any], run: Run, memo: dict[Any, Any
     return results
 
 
-def _traced(line: Line, held: Sequence[Any], types: Sequence[Any], run: Run) -> _Traced:
+def _traced(window: Window, held: Sequence[Any], types: Sequence[Any], run: Run) -> _Traced:
     results: list[Value] = []
     copies: list[tuple[int, Any, int]] = []
 
@@ -368,10 +410,10 @@ def _traced(line: Line, held: Sequence[Any], types: Sequence[Any], run: Run) -> 
         def position(x: Any) -> int:
             return made.setdefault(id(x), (len(made), x))[0]
 
-        for value in run(line, given):
+        for value in run(window, given):
             results.append(dataclasses.replace(value, array=position(value.array)))
             results[-1].copies.update((k, position(x)) for k, x in value.copies.items())
-        for i in line.used_later:
+        for i in window.used_later:
             new = [(k, x) for k, x in given[i].copies.items() if k not in held[i][1]]
             copies.extend((i, k, position(x)) for k, x in new)
         return [x for _, x in made.values()]
