@@ -201,6 +201,19 @@ def test_what_differs_between_layers_is_not_shared():
     assert [x for x in factors if x != 0.5] == [1.0 + i for i in range(N)]
 
 
+def test_layers_that_differ_share_their_lines(counted):
+    def program(weights, x):
+        for i, w in enumerate(weights):
+            x = jax.nn.softmax(norm(x) @ w)
+            x = x * (1.0 + i)
+        return x
+
+    trace(autocast(program, policy=BF16), WEIGHTS, X)
+    (lines,) = counted
+    assert len(lines) >= N
+    assert all(len(line.eqns) < 12 for line in lines)
+
+
 def test_each_callback_is_called():
     seen = []
 

@@ -16,8 +16,8 @@ import dataclasses
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 import jax
 
@@ -52,10 +52,6 @@ _LEAST = 16
 _LEAST_LAYERS = 3
 # The number of periods that are tried, those of most equations first.
 _MAX_PERIODS = 8
-
-_Bounds: TypeAlias = tuple[str, int, int]
-"""The line of a window ("" for a layer), and the positions of its first equation and of the next
-equation after it."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -120,7 +116,7 @@ def repeated_windows(
     # is hashed with the keys of all its equations.
     numbers = {key: n for n, key in enumerate(of_plans.values()) if key is not None}
     of_plans = {i: numbers.get(key) for i, key in of_plans.items()}
-    found = list(_occurrences(plan, [of_plans[id(p)] for p in plans], often))
+    found = _occurrences(plan, [of_plans[id(p)] for p in plans], often)
     counts = Counter(one.key for one in found)
     windows: dict[Hashable, Window | None] = {}
     steps: list[EquationPlan | Window] = list(plans)
@@ -136,8 +132,8 @@ def repeated_windows(
     return with_equations(plan.jaxpr, eqns), steps
 
 
-def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iterator[_Occurrence]:
-    """Yields, in order, the layers and lines of two or more equations that may share a jaxpr."""
+def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> list[_Occurrence]:
+    """Returns, in order, the layers and lines of two or more equations that may share a jaxpr."""
     eqns, plans = plan.jaxpr.eqns, plan.equations
     last = {v: i for i, eqn in enumerate(eqns) for v in variables_in(eqn.invars)}
     last.update((v, len(eqns)) for v in variables_in(plan.jaxpr.outvars))
@@ -148,8 +144,8 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
     for i, (eqn, of_plan) in enumerate(zip(eqns, plans, strict=True)):
         if isinstance(of_plan.action, Move):
             moved.update((v, i) for v in variables_in(eqn.invars) if v not in moved)
-    layers = _layers(eqns, keys, last)
-    for line, start, stop in sorted([*layers, *_lines(eqns, keys, layers)], key=itemgetter(1)):
+
+    def within(line: str, start: int, stop: int) -> Iterator[_Occurrence]:
         # Leaves out moves whose results are used after the window, because the copies of the
         # results are made at these later uses.
         first = start
@@ -161,10 +157,18 @@ def _occurrences(plan: Plan, keys: Sequence[Any], often: frozenset[Any]) -> Iter
                     yield _Occurrence((line, *keys[first:i], *parts), first, i, *others)
                 first = i + 1
 
+    found = [one for bounds in _layers(eqns, keys, last) for one in within("", *bounds)]
+    # Layers may differ in literals. Then their lines may still be equal.
+    counts = Counter(one.key for one in found)
+    layers = [one for one in found if counts[one.key] > 1]
+    inside = {i for one in layers for i in range(one.start, one.stop)}
+    lines = [one for bounds in _lines(eqns, keys, inside) for one in within(*bounds)]
+    return sorted([*layers, *lines], key=attrgetter("start"))
+
 
 def _layers(
     eqns: Sequence[JaxprEqn], keys: Sequence[Any], last: Mapping[Any, int]
-) -> list[_Bounds]:
+) -> list[tuple[int, int]]:
     """Returns the bounds of the layers in each run of equal layers, without the first layer.
 
     A run is a sequence of equations with a period. Its layers begin where the fewest values are
@@ -186,7 +190,7 @@ def _layers(
     def cut(i: int) -> tuple[int, int]:
         return live[i - 1], len(common_scopes(eqns[i - 1 : i + 1]))
 
-    found: list[_Bounds] = []
+    found: list[tuple[int, int]] = []
     rest = list(keys)
     for period, _ in distances.most_common(_MAX_PERIODS):
         same = [a is not None and a == b for a, b in zip(rest, rest[period:], strict=False)]
@@ -195,21 +199,20 @@ def _layers(
             start, stop = stop, stop + len(list(run))
             if is_same and stop - start >= _LEAST_LAYERS * period:
                 second = min(range(start + period, start + 2 * period), key=cut)
-                found += [("", k, k + period) for k in range(second, stop + 1, period)]
+                found += [(k, k + period) for k in range(second, stop + 1, period)]
                 rest[start : stop + period] = [None] * (stop + period - start)
     return found
 
 
 def _lines(
-    eqns: Sequence[JaxprEqn], keys: Sequence[Any], layers: Sequence[_Bounds]
-) -> Iterator[_Bounds]:
-    """Yields the bounds of the lines outside of the layers."""
+    eqns: Sequence[JaxprEqn], keys: Sequence[Any], layers: Collection[int]
+) -> Iterator[tuple[str, int, int]]:
+    """Yields each line outside of the layers, with its bounds."""
     lines: dict[Any, str] = {}
     of: list[str | None] = []
-    inside = {i for _, start, stop in layers for i in range(start, stop)}
     for i, (eqn, key) in enumerate(zip(eqns, keys, strict=True)):
         traceback = eqn.source_info.traceback
-        is_shared = key is not None and i not in inside
+        is_shared = key is not None and i not in layers
         if is_shared and traceback not in lines:
             lines[traceback] = source_file_and_line(eqn)
         of.append(lines[traceback] if is_shared else None)
