@@ -46,6 +46,14 @@ def named(weights, x):
     return x
 
 
+def partly_named(weights, x):
+    for i, w in enumerate(weights):
+        head = weights[0][i]
+        with jax.named_scope(f"layer_{i}"):
+            x = x + jax.nn.softmax(norm(x) @ w) * head
+    return x
+
+
 def constants(weights, x):
     for w in weights:
         x = jnp.where(MASK, x @ w, -1e30 * x) * SCALE + jnp.sin(x)
@@ -87,6 +95,7 @@ PROGRAMS = [
     residual,
     loop_in_a_line,
     named,
+    partly_named,
     constants,
     random,
     one_value_for_all,
@@ -155,11 +164,13 @@ def test_the_first_layer_keeps_its_source_lines(transform):
         assert found[:one_layer] == flat[:one_layer]
 
 
-def test_layers_begin_at_their_scopes(counted):
-    trace(autocast(named, policy=BF16), WEIGHTS, X)
+@pytest.mark.parametrize(("program", "least"), [(named, 8), (partly_named, 15)])
+def test_layers_begin_at_their_scopes(program, least, counted):
+    trace(autocast(program, policy=BF16), WEIGHTS, X)
     (layers,) = counted
-    assert len(layers) == N - 1
+    assert len(layers) >= N - 2
     assert len({id(layer) for layer in layers}) == 1
+    assert len(layers[0].eqns) >= least
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -50,6 +50,8 @@ mark_frames(__file__)
 _LEAST = 16
 # The least number of layers after the first one of a run. Of fewer layers, lines are shared.
 _LEAST_LAYERS = 3
+# The least distance of equal equations between two runs.
+_MAX_GAP = 4
 # The number of periods that are tried, those of most equations first.
 _MAX_PERIODS = 8
 
@@ -193,21 +195,51 @@ def _layers(
     found: list[tuple[int, int]] = []
     rest = list(keys)
     for period, _ in distances.most_common(_MAX_PERIODS):
-        same = [a is not None and a == b for a, b in zip(rest, rest[period:], strict=False)]
-        stop = 0
-        for is_same, run in itertools.groupby(same) if period > 1 else ():
-            start, stop = stop, stop + len(list(run))
-            if is_same and stop - start >= _LEAST_LAYERS * period:
-                second = min(range(start + period, start + 2 * period), key=cut)
-                found += [(k, k + period) for k in range(second, stop + 1, period)]
-                rest[start : stop + period] = [None] * (stop + period - start)
+        pairs = zip(rest, [*rest[period:], *[None] * period], strict=True)
+        same = [a is not None and a == b for a, b in pairs]
+        for start, stop in _runs(same) if period > 1 else ():
+            if stop - start < _LEAST_LAYERS * period:
+                continue
+            second = min(range(start + period, start + 2 * period), key=cut)
+            for k in range(second, stop + 1, period):
+                # A layer is divided where the scope of the layer begins or ends, and at equations
+                # whose plans differ between layers.
+                scopes = [
+                    _own_scope(eqns[i - period], eqns[i]) if same[i - period] or same[i] else None
+                    for i in range(k, k + period)
+                ]
+                found += [(k + i, k + j) for scope, i, j in _grouped(scopes) if scope is not None]
+            rest[start : stop + period] = [None] * (stop + period - start)
     return found
+
+
+def _own_scope(last: JaxprEqn, eqn: JaxprEqn) -> Sequence[Any]:
+    """Returns the scope in which an equation is, and not the same equation of the last layer."""
+    stack = name_entries([eqn])
+    count = len(common_scopes([last, eqn]))
+    return stack[: count + 1] if count < len(stack) else ()
+
+
+def _grouped(values: Iterable[Any]) -> Iterator[tuple[Any, int, int]]:
+    """Yields each part of a sequence with equal values: the value and the part's bounds."""
+    stop = 0
+    for value, equal in itertools.groupby(values):
+        start, stop = stop, stop + len(list(equal))
+        yield value, start, stop
+
+
+def _runs(same: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """Yields the bounds of the parts of a sequence with few neighboring elements that are False."""
+    where = [i for i, is_same in enumerate(same) if is_same]
+    ends = [k for k in range(1, len(where)) if where[k] - where[k - 1] > _MAX_GAP]
+    for k, end in itertools.pairwise([0, *ends, len(where)]) if where else ():
+        yield where[k], where[end - 1] + 1
 
 
 def _lines(
     eqns: Sequence[JaxprEqn], keys: Sequence[Any], layers: Collection[int]
-) -> Iterator[tuple[str, int, int]]:
-    """Yields each line outside of the layers, with its bounds."""
+) -> list[tuple[str, int, int]]:
+    """Returns the lines outside of the layers, with their bounds."""
     lines: dict[Any, str] = {}
     of: list[str | None] = []
     for i, (eqn, key) in enumerate(zip(eqns, keys, strict=True)):
@@ -216,11 +248,7 @@ def _lines(
         if is_shared and traceback not in lines:
             lines[traceback] = source_file_and_line(eqn)
         of.append(lines[traceback] if is_shared else None)
-    stop = 0
-    for line, equal in itertools.groupby(of):
-        start, stop = stop, stop + len(list(equal))
-        if line is not None:
-            yield line, start, stop
+    return [part for part in _grouped(of) if part[0] is not None]
 
 
 def _parts(
