@@ -201,14 +201,15 @@ def _layers(
             if stop - start < _LEAST_LAYERS * period:
                 continue
             second = min(range(start + period, start + 2 * period), key=cut)
-            for k in range(second, stop + 1, period):
-                # A layer is divided where the scope of the layer begins or ends, and at equations
-                # whose plans differ between layers.
-                scopes = [
-                    _own_scope(eqns[i - period], eqns[i]) if same[i - period] or same[i] else None
-                    for i in range(k, k + period)
-                ]
-                found += [(k + i, k + j) for scope, i, j in _grouped(scopes) if scope is not None]
+            # Layers are divided where their own scope begins or ends, and at equations whose plans
+            # differ between layers.
+            scopes = [
+                _own_scope(eqns[i - period], eqns[i]) if same[i - period] or same[i] else None
+                for i in range(second, second + period)
+            ]
+            parts = [(i, j) for scope, i, j in _grouped(scopes) if scope is not None]
+            layers = range(second, stop + 1, period)
+            found += [(k + i, k + j) for k in layers for i, j in parts]
             rest[start : stop + period] = [None] * (stop + period - start)
     return found
 
