@@ -19,7 +19,6 @@ def fn(w, x):
     x = jnp.tanh(x @ w) * 2.0
     x = jnp.tanh(x @ w) * 2.0
     x = jnp.tanh(x @ w) * 2.0
-    x = jnp.tanh(x @ w) * 2.0
     return jnp.sum(x)
 
 

@@ -74,8 +74,6 @@ from .values import REPEATS, Scalar, Value, as_array, read, replication
 
 mark_frames(__file__)
 
-_RARE = 3
-
 RewritingRule = Callable[["Rewriter", Any, EquationPlan, list[Any]], Sequence[Any]]
 
 # The modules with the rules of higher-order primitives fill this table.
@@ -113,9 +111,9 @@ class Rewriter(KeepsValues):
     label: Callable[[EquationPlan], str] | None = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
     known_copies: dict[int, Copies] = dataclasses.field(default_factory=dict, init=False)
-    # The ids of the plans of at most three equations. The derivatives of these equations are not
-    # cached: the first use of a cached derivative costs as much as three derivatives.
-    rare: set[int] = dataclasses.field(default_factory=set, init=False)
+    # The ids of the plans that belong to one equation only. The derivative of such an equation is
+    # not cached, because no other equation could use it.
+    once: set[int] = dataclasses.field(default_factory=set, init=False)
 
     def program(self, plan: Plan, closed: AnyJaxpr, args: Sequence[Any]) -> list[Any]:
         """Runs a planned program. Derivative rules may close over any of its values.
@@ -163,7 +161,7 @@ class Rewriter(KeepsValues):
             often, jaxpr, steps = read_often(picked), picked.jaxpr, picked.equations
             if not is_flat:
                 jaxpr, steps = repeated_windows(picked, often, self.closed_over.rule_of)
-                self.rare.update(i for i, n in Counter(map(id, steps)).items() if n <= _RARE)
+                self.once.update(i for i, n in Counter(map(id, steps)).items() if n == 1)
             self.memo[key] = jaxpr, steps, often
         jaxpr, steps, often = self.memo[key]
         held = list(map(Value.of, consts, plan.consts))
@@ -312,7 +310,7 @@ class Rewriter(KeepsValues):
             return [accumulating_contraction(eqn.primitive, params, *arrays, out=low)]
         # An equation with effects is bound without a cache, which would need hashes of all
         # parameters and lose the order of effects.
-        is_plain = eqn.effects or id(plan) in self.rare
+        is_plain = eqn.effects or id(plan) in self.once
         out = (bind if is_plain else bind_cached)(eqn.primitive, arrays, params)
         return out if eqn.primitive.multiple_results else [out]
 
