@@ -114,22 +114,21 @@ def read_as_weights(jaxpr: AnyJaxpr, roots: Sequence[str]) -> dict[str, int]:
 
 def _visit(jaxpr: AnyJaxpr, inputs: Sequence[_Origin], found: dict[str, int]) -> list[_Origin]:
     def step(_: int, eqn: Any, given: list[_Origin]) -> Sequence[_Origin]:
-        name, held = eqn.primitive.name, bodies(eqn)
+        name = eqn.primitive.name
+        if name in _MOVES or reading.cast_dtype(eqn) is not None:
+            moved = {origin for origin in given if origin is not _CONSTANT}
+            # If another operand, such as indices, comes from an input, the result is a computed
+            # value.
+            return [moved.pop() if len(moved) == 1 else _joined(given)] * len(eqn.outvars)
         if name in CONTRACTIONS:
             _add_product(eqn, given, found)
         elif (product := held_jaxpr(eqn)) is not None:
             _visit(product, given[: len(body_of(product).invars)], found)
         results = [_joined(given)] * len(eqn.outvars)
-        for body in held:
+        for body in (held := bodies(eqn)):
             outputs = _visit(body.jaxpr, entering(body, given, _MIXED), found)
             if len(held) == 1:
                 results = leaving(body, outputs, _MIXED, len(eqn.outvars))
-        if name in _MOVES or reading.cast_dtype(eqn) is not None:
-            moved = {origin for origin in given if origin is not _CONSTANT}
-            # If another operand, such as indices, comes from an input, the result is a computed
-            # value.
-            if len(moved) == 1:
-                results = [moved.pop()] * len(results)
         return results
 
     return follow(jaxpr, inputs, _CONSTANT, step)

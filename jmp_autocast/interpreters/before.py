@@ -17,6 +17,7 @@ picked first: `plan/picked_first.py`.
 from __future__ import annotations
 
 import functools
+import operator
 from collections.abc import Collection, Iterable
 from typing import Any
 
@@ -110,7 +111,7 @@ def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
 def _number(eqn: JaxprEqn) -> int | None:
     """Returns the position of the integer or bool in a product with a float, None without one."""
     dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
-    for i in (0, 1):
+    for i in (0, 1) if dtypes[0] != dtypes[1] else ():
         of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
         is_number = isinstance(of_number, np.dtype) and of_number.kind in "biu"
         if is_number and of_float == result and result in FLOAT_DTYPES:
@@ -188,7 +189,7 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
     for k, eqn in enumerate(body.eqns):
         operands = renamed(eqn.invars, names) if names else eqn.invars
         if k not in calls:
-            is_same = all(a is b for a, b in zip(operands, eqn.invars, strict=True))
+            is_same = not names or all(map(operator.is_, operands, eqn.invars))
             eqns.append(eqn if is_same else eqn.replace(invars=operands))
             continue
         inner = body_of(called(eqn))

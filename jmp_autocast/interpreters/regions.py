@@ -123,14 +123,14 @@ class Regions:
         """
         names, primitive = scope_names(eqn), eqn.primitive.name
         key = path, names, primitive if primitive in self._named else ""
-        if key not in self._found:
+        if (found := self._found.get(key)) is None:
             # If no pattern matches names, all names but marks are dropped, so that regions of
             # different names compare as equal.
             seen = names
             if self._marks_only:
                 seen = tuple(name for name in names if read_mark(name) is not None)
-            self._found[key] = self._find(path + seen, key[-1])
-        return self._found[key]
+            found = self._found[key] = self._find(path + seen, key[-1])
+        return found
 
     def _find(self, names: tuple[str, ...], primitive: str) -> Region:
         # An inner autocast has planned this equation under its own policy, so this policy changes

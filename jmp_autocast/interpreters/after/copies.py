@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..compat import Atom, JaxprEqn, Literal
+from ..compat import Atom, JaxprEqn, Literal, variables_in
 from ..plan.avals import is_16_bit
 from ..plan.call_operands import uses_behind_moves
 from ..plan.copies import CopyKey
@@ -149,6 +150,9 @@ def read_often(plan: Plan) -> frozenset[Any]:
     Args:
         plan: The plan of the jaxpr.
     """
+    atoms = itertools.chain(plan.jaxpr.outvars, *[eqn.invars for eqn in plan.jaxpr.eqns])
+    if max(Counter(variables_in(atoms)).values(), default=0) <= _MAX_COUNT:
+        return frozenset()
     reads: Counter[Any] = Counter()
     widened: set[Any] = set()
     made: dict[Any, ValueState] = {}

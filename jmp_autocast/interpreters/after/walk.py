@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from ..compat import AnyJaxpr, JaxprEqn, body_of, scope_names
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, body_of, scope_names
 from ..plan.data import EquationPlan, Plan
-from ..primitives.evaluate import evaluate
 from ..primitives.structure import Body, bodies
 
 V = TypeVar("V")
@@ -62,9 +60,16 @@ def follow(
         step: Takes the index of an equation, the equation and where each operand comes from;
             returns where each result comes from.
     """
-    consts = [constant] * len(body_of(jaxpr).constvars)
-    # No equation is bound, so that none needs a context, such as its name scopes.
-    return evaluate(jaxpr, consts, inputs, lambda _: constant, step, lambda _: nullcontext())
+    body = body_of(jaxpr)
+    found = dict.fromkeys(body.constvars, constant)
+    found.update(zip(body.invars, inputs, strict=True))
+
+    def of(atoms: Sequence[Atom]) -> list[V]:
+        return [constant if isinstance(v, Literal) else found[v] for v in atoms]
+
+    for i, eqn in enumerate(body.eqns):
+        found.update(zip(eqn.outvars, step(i, eqn, of(eqn.invars)), strict=True))
+    return of(body.outvars)
 
 
 def entering(body: Body, given: Sequence[V], made: V) -> list[V]:

@@ -16,6 +16,8 @@ _CONTRACTS = having("contracts")
 _FUSES = having("fuses")
 _ROUNDS = having("rounds")
 _INDEXED = Need.SHARP | Need.SNAP
+# Attributes of an enum are slow in Python 3.11, and a sweep would look them up for each operand.
+_NONE, _LOW, _FULL = Use.NONE, Use.LOW, Use.FULL
 _LOW_CONTRACTION = (ReasonCode.LOWER_PRECISION, ReasonCode.DOT_OUT)
 OUTPUT = "the output"
 
@@ -69,13 +71,14 @@ class Consumers:
                 self._read(v, Use.LOW | Use.FULL, "")
         self._outside = {v: reads.fulls for v, reads in self._reads.items()}
 
-    def _read(self, v: Atom, use: Use, consumer: str, fulls: int | None = None) -> None:
-        reads = self._reads.setdefault(v, Uses())
-        reads.use |= use
+    def _read(self, v: Atom, use: Use, consumer: str, fulls: int = 0) -> None:
+        if (reads := self._reads.get(v)) is None:
+            self._reads[v] = Uses(use, fulls, consumer)
+            return
+        if reads.use is not use:
+            reads.use |= use
         reads.first = consumer
-        if use is Use.FULL:
-            fulls = (consumer != OUTPUT) if fulls is None else fulls
-        reads.fulls += fulls or 0
+        reads.fulls += fulls
 
     def of(self, v: Atom) -> Uses:
         """Returns how consumers read a value."""
@@ -94,32 +97,54 @@ class Consumers:
         self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None = None
     ) -> None:
         """Records how an equation reads its operands, once it follows the request ``granted``."""
-        name = eqn.primitive.name
-        uses = plan.uses or self._uses(eqn, plan, granted)
-        fulls: dict[int, int] = {}
-        for body, inner in zip(bodies(eqn), plan.inner, strict=True) if plan.inner else ():
-            for i, count in zip(body.operands, inner.fulls, strict=True):
-                fulls[i] = fulls.get(i, 0) + count
-        if granted is None and not plan.uses and self._passes_on(eqn, plan):
+        uses, fulls = self._reads_of(eqn, plan, granted)
+        for v, use, count in zip(eqn.invars, uses, fulls, strict=True):
+            if not isinstance(v, Literal):
+                self._read(v, use, eqn.primitive.name, count)
+
+    def _reads_of(
+        self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None
+    ) -> tuple[Sequence[Use], Sequence[int]]:
+        """Returns the use of each operand, and how many equations read it in float32."""
+        if plan.uses:
+            return plan.uses, _fulls(eqn, plan)
+        name, count = eqn.primitive.name, len(eqn.invars)
+        passes_on = granted is None and name in _ROUNDS and _passes_on(plan)
+        # A lowered contraction reads 16 bits, even if its result is its float32 accumulator.
+        if name in _CONTRACTS and plan.reason.code in _LOW_CONTRACTION:
+            use = _LOW
+        # An equation with a request will run, and read its operands, in the requested dtype.
+        elif granted is not None:
+            use = next(request.use for request in granted if request.use)
+        else:
+            use = plan.computes_in
+            if passes_on and use is _LOW:
+                use = self._through(eqn)
+        if use is _NONE:
+            uses = self._either(eqn, plan)
+            fulls = [int(use is _FULL) for use in uses]
+        else:
+            uses, fulls = [use] * count, [int(use is _FULL)] * count
+        if passes_on:
             # A move counts as a float32 reader of its operand if an equation reads its result in
             # float32, but not if the jaxpr only returns the result. A sort never counts: it runs in
             # 16 bits, and no other consumer can share the cast of its result.
             read = name in _FUSES and any([self.of(v).fulls for v in eqn.outvars])
-            fulls = dict.fromkeys(range(len(eqn.invars)), int(read))
-        for i, (v, use) in enumerate(zip(eqn.invars, uses, strict=True)):
-            if not isinstance(v, Literal):
-                self._read(v, use, name, fulls=fulls.get(i))
+            fulls = [int(read)] * count
+        return uses, fulls
 
-    def _uses(
-        self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None
-    ) -> Sequence[Use]:
-        """Returns in which dtype an equation reads each operand."""
-        use = self._use(eqn, plan, granted)
-        if use:
-            return (use,) * len(eqn.invars)
-        # This equation accepts either dtype. If consumers rank an operand or round it to integers
-        # (SHARP, SNAP), the equation counts as a float32 reader, so that the operand is not rounded
-        # when a product also reads it. An operand that is already in 16 bits is not raised.
+    def _through(self, eqn: JaxprEqn) -> Use:
+        """Returns how a move reads: if no consumer cares about its dtype, neither does the move."""
+        through = _NONE
+        for out in eqn.outvars:
+            through |= self.of(out).use
+        return through
+
+    def _either(self, eqn: JaxprEqn, plan: EquationPlan) -> list[Use]:
+        """Returns the use of each operand of an equation that accepts either dtype."""
+        # If consumers rank an operand or round it to integers (SHARP, SNAP), the equation counts as
+        # a float32 reader, so that the operand is not rounded when a product also reads it. An
+        # operand that is already in 16 bits is not raised.
         return [
             Use.of(dtype) & Use.FULL
             if not isinstance(v, Literal) and self._needs.get(v, NOTHING) & _INDEXED
@@ -127,40 +152,17 @@ class Consumers:
             for v, dtype in zip(eqn.invars, plan.reads, strict=True)
         ]
 
-    def _use(self, eqn: JaxprEqn, plan: EquationPlan, granted: tuple[Request, ...] | None) -> Use:
-        """Returns in which dtype an equation reads its operands, NONE if either will do."""
-        name, code = eqn.primitive.name, plan.reason.code
-        # A lowered contraction reads 16 bits, even if its result is its float32 accumulator.
-        if name in _CONTRACTS and code in _LOW_CONTRACTION:
-            return Use.LOW
-        # An equation with a request will run, and read its operands, in the requested dtype.
-        if granted is not None:
-            return next(request.use for request in granted if request.use)
-        if all([state.dtype is None for state in plan.results]):
-            # An equation without float results, such as a comparison, accepts either dtype, unless
-            # the policy keeps its dtypes.
-            kept = code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
-            return Use.FULL if kept else Use.NONE
-        # An equation reads float32 if it is computed in float32, even if the result is rounded.
-        if self._is_full(plan) or any(plan.casts) or self._reads_full(plan):
-            return Use.FULL
-        if not self._passes_on(eqn, plan):
-            return Use.LOW
-        # If no consumer of a move cares about its dtype, neither does the move.
-        through = Use.NONE
-        for out in eqn.outvars:
-            through |= self.of(out).use
-        return through
 
-    def _passes_on(self, eqn: JaxprEqn, plan: EquationPlan) -> bool:
-        """Returns whether an equation commutes with rounding: it accepts its consumers' dtype."""
-        if eqn.primitive.name not in _ROUNDS or any(plan.casts):
-            return False
-        return any([s.dtype is not None for s in plan.results]) and not self._is_full(plan)
+def _fulls(eqn: JaxprEqn, plan: EquationPlan) -> list[int]:
+    """Returns how many equations in the bodies of an equation read each operand in float32."""
+    found: dict[int, int] = {}
+    for body, inner in zip(bodies(eqn), plan.inner, strict=True) if plan.inner else ():
+        for i, count in zip(body.operands, inner.fulls, strict=True):
+            found[i] = found.get(i, 0) + count
+    return [found.get(i, int(use is _FULL)) for i, use in enumerate(plan.uses)]
 
-    def _is_full(self, plan: EquationPlan) -> bool:
-        return Use.of(plan.results[0].dtype) is Use.FULL
 
-    def _reads_full(self, plan: EquationPlan) -> bool:
-        reads = [Use.of(dtype) for dtype in plan.reads if dtype is not None]
-        return bool(reads) and all([use is Use.FULL for use in reads])
+def _passes_on(plan: EquationPlan) -> bool:
+    """Whether an equation that commutes with rounding has 16-bit results, and casts none."""
+    is_float = any([state.dtype is not None for state in plan.results])
+    return is_float and not any(plan.casts) and Use.of(plan.results[0].dtype) is not _FULL

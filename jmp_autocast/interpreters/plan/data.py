@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -165,12 +166,12 @@ class Use(enum.Flag):
             dtype: The dtype, None for a value that is no float.
         """
         if dtype is None:
-            return cls.NONE
-        return cls.LOW if is_16_bit(dtype) else cls.FULL
+            return _NONE
+        return _LOW if is_16_bit(dtype) else _FULL
 
 
-# A look-up is faster than the operators of `enum.Flag`.
-_USES = tuple(map(Use, range(4)))
+# A look-up is faster than the operators and the attributes of `enum.Flag`.
+_USES = _NONE, _LOW, _FULL, _ = tuple(map(Use, range(4)))
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -209,7 +210,7 @@ class Context(NamedTuple):
         requests: The request for each result; empty before the first backward sweep.
         marks: The marks of its operands.
         need: The needs of its first result.
-        accumulates: The equation computes an accumulator; see `marks`.
+        kind: As for `mark_sweep.AllMarks`.
     """
 
     eqn: JaxprEqn
@@ -221,7 +222,7 @@ class Context(NamedTuple):
     requests: tuple[Request, ...]
     marks: Sequence[Marks]
     need: Need
-    accumulates: bool
+    kind: int | None
 
     @property
     def compute_dtype(self) -> np.dtype:
@@ -364,7 +365,7 @@ KEEP = Keep()
 BIND = Bind()
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True)
 class EquationPlan:
     """How one equation is emitted; equations with equal parameters and contexts share it.
 
@@ -387,7 +388,7 @@ class EquationPlan:
     casts: tuple[np.dtype | None, ...] = ()
     uses: tuple[Use, ...] = ()
 
-    @property
+    @functools.cached_property
     def inner(self) -> tuple[Plan, ...]:
         """The plans of the jaxprs that the equation holds."""
         return self.action.plans if isinstance(self.action, Inside) else ()
@@ -399,7 +400,7 @@ class EquationPlan:
             return ()
         return tuple([(i, k) for i, k in self.action.copies if self.given[i].tag is not None])
 
-    @property
+    @functools.cached_property
     def reads(self) -> tuple[np.dtype | None, ...]:
         """The dtype in which the equation reads each operand, None for a value that is no float."""
         if isinstance(self.action, Emit) and self.action.reads:
@@ -407,7 +408,21 @@ class EquationPlan:
         pairs = zip(self.operands, self.given, strict=True)
         return tuple(dtype or state.dtype for dtype, state in pairs)
 
-    @property
+    @functools.cached_property
+    def computes_in(self) -> Use:
+        """FULL if the equation is computed in float32, LOW in 16 bits, NONE if in either."""
+        if all([state.dtype is None for state in self.results]):
+            # An equation without float results, such as a comparison, accepts either dtype, unless
+            # the policy keeps its dtypes.
+            kept = self.reason.code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
+            return Use.FULL if kept else Use.NONE
+        # An equation reads float32 if it is computed in float32, even if the result is rounded.
+        reads = [Use.of(dtype) for dtype in self.reads if dtype is not None]
+        reads_full = bool(reads) and all([use is Use.FULL for use in reads])
+        is_full = Use.of(self.results[0].dtype) is Use.FULL
+        return Use.FULL if is_full or any(self.casts) or reads_full else Use.LOW
+
+    @functools.cached_property
     def unchanged(self) -> bool:
         """Whether neither the equation nor its bodies change."""
         if isinstance(self.action, Move | Inside):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,6 +50,7 @@ from .data import (
     Use,
     ValueState,
 )
+from .marks import accumulates
 from .needs import OF_PRODUCTS, ROWS, Need, cannot_pay
 from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
@@ -96,14 +97,16 @@ def plan_equation(ctx: Context) -> EquationPlan:
     Returns:
         The plan of the equation.
     """
-    plan = next(_plans(DECISIONS, ctx))
+    plan = _first(DECISIONS, ctx)
     return in_precision(ctx, plan, ctx.region.precision)
 
 
-def _plans(chain: Sequence[Link], ctx: Context) -> Iterator[EquationPlan]:
-    """Yields the plan of each link that returns one; only the first plan is used."""
-    requested = (decides for decides, names in chain if names is None or ctx.name in names)
-    return (plan for decides in requested if (plan := decides(ctx)) is not None)
+def _first(chain: Sequence[Link], ctx: Context) -> Any:
+    """Returns the plan of the first link that returns one, None if no link does."""
+    for decides, names in chain:
+        if (names is None or ctx.name in names) and (plan := decides(ctx)) is not None:
+            return plan
+    return None
 
 
 # --- every equation -------------------------------------------------------------------------
@@ -216,7 +219,7 @@ def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
             return rounded_once(plan, ctx.compute_dtype, plan.reason)
         return plan
-    return next(_plans(PROMOTIONS if origin == "default" else _PROMOTES, ctx))
+    return _first(PROMOTIONS if origin == "default" else _PROMOTES, ctx)
 
 
 def _because(code: ReasonCode, request: Request) -> Reason:
@@ -233,7 +236,7 @@ def _lower(ctx: Context, guarded: bool) -> EquationPlan:
     overrules = not guarded or bool(ctx.region.cause)
     if contracts and (plan := _requested(ctx, overrules)) is not None:
         return plan
-    if guarded and (plan := next(_plans(GUARDS, ctx), None)) is not None:
+    if guarded and (plan := _first(GUARDS, ctx)) is not None:
         return plan
     # A product may be lowered: XLA multiplies 16-bit operands exactly and adds in float32 on every
     # backend. Only the operands and the result are rounded, in bfloat16 by 2**-9 of each.
@@ -297,7 +300,7 @@ def _cannot_pay(ctx: Context) -> EquationPlan | None:
     votes = voters(ctx)
     if votes and all([is_16_bit(ctx.given[i].dtype) for i in votes]):
         return None
-    return _saying("at most 4 elements are summed", next(_plans(PROMOTIONS, ctx)))
+    return _saying("at most 4 elements are summed", _first(PROMOTIONS, ctx))
 
 
 def _saying(why: str, plan: EquationPlan) -> EquationPlan:
@@ -408,8 +411,8 @@ def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
     of_source = action.of_sources and any(
         s.source is not None and s.dtype == FLOAT32 for s in ctx.given[:2]
     )
-    accumulates = of_source and ctx.name != "conv_general_dilated"
-    return dataclasses.replace(plan, action=action) if accumulates else plan
+    unrounded = of_source and ctx.name != "conv_general_dilated"
+    return dataclasses.replace(plan, action=action) if unrounded else plan
 
 
 def _contract(ctx: Context, plan: EquationPlan) -> Contract:
@@ -442,7 +445,7 @@ def _leads_to_no_product(ctx: Context) -> EquationPlan | None:
     """
     if ctx.need & Need.LEADS or ctx.name in _COMPUTES_NOTHING:
         return None
-    plan = next(_plans(_PROMOTES, ctx))
+    plan = _first(_PROMOTES, ctx)
     # Values that the program declares in 16 bits stay in 16 bits.
     is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and plan.results[0].dtype != FLOAT32
     if is_rounded and ctx.declared(ctx.eqn.outvars[0]) == FLOAT32:
@@ -455,8 +458,9 @@ def _is_accumulator(ctx: Context) -> EquationPlan | None:
 
     Without this link, a bfloat16 residual stream lost 86 to 97 % of 24 branches of 1e-3.
     """
-    accumulates = ctx.accumulates and not ctx.policy.data_abstains
-    return in_dtype(ctx, FLOAT32, _ACCUMULATES) if accumulates else None
+    is_added = bool(ctx.need & Need.ADDED)
+    adds_up = not ctx.policy.data_abstains and accumulates(ctx.eqn, ctx.marks, is_added)
+    return in_dtype(ctx, FLOAT32, _ACCUMULATES) if adds_up else None
 
 
 def _derivative_leaves(ctx: Context) -> EquationPlan | None:
@@ -475,7 +479,7 @@ def _derivative_leaves(ctx: Context) -> EquationPlan | None:
     has_gradient = any([s.known_value is None and s.source is not Source.CONST for s in leaves])
     if not has_gradient:
         return None
-    plan = _saying("its derivative may leave float16", next(_plans(_BY_READERS_AND_VOTES, ctx)))
+    plan = _saying("its derivative may leave float16", _first(_BY_READERS_AND_VOTES, ctx))
     if not is_16_bit(plan.results[0].dtype):
         return None
     full = in_dtype(ctx, FLOAT32, plan.reason)

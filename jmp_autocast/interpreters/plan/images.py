@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, body_of
-from ..primitives.structure import called, is_call
+from ..primitives.structure import STRUCTURES, called, is_call
 from ..primitives.traits import having
 from .avals import at_least, element_count, is_as_large
-from .mark_sweep import AllMarks, Memo, given_to, lookup, marks_of, moved_in
+from .mark_sweep import AllMarks, Memo, given_to, marks_of, moved_in
 from .marks import Marks
 
 
@@ -45,46 +45,56 @@ _LINEAR = _MOVES | _CONTRACTS | {"mul", "sub"}
 _MAX_IMAGES = 8
 
 
-def images_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Images:
-    """Returns the arrays of which each value is an image, and how each image is computed.
+class Facts(NamedTuple):
+    """The forward facts about the values of a jaxpr.
+
+    Args:
+        marks: The result of `marks_of`.
+        moved: The result of `moved_in`.
+        images: The arrays of which each value is an image, and how each image is computed.
+        given: The marks of the operands of each equation with bodies, by its index; those of a call
+            have their `images`.
+    """
+
+    marks: AllMarks
+    moved: Mapping[Any, Atom]
+    images: Images
+    given: Mapping[int, list[Marks]]
+
+
+def facts_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Facts:
+    """Returns the forward facts about the values of a jaxpr.
 
     Args:
         jaxpr: An open jaxpr.
         inputs: The marks of its inputs.
         memo: As for `marks_of`.
     """
-    key = "images", id(jaxpr), tuple(inputs)
-    if key in memo:
-        return memo[key]
+    key = "facts", id(jaxpr), tuple(inputs)
+    if (known := memo.get(key)) is not None:
+        return known
     all_marks, moved = marks_of(jaxpr, inputs, memo), moved_in(jaxpr, inputs, memo)
     pairs = zip(jaxpr.invars, inputs, strict=True)
-    found: dict[Any, Mapping[Any, Made]] = {v: dict(m.images) for v, m in pairs if m.images}
-    for eqn in jaxpr.eqns:
+    images: dict[Any, Mapping[Any, Made]] = {v: dict(m.images) for v, m in pairs if m.images}
+    given: dict[int, list[Marks]] = {}
+    for i, (eqn, marks) in enumerate(zip(jaxpr.eqns, all_marks.operands, strict=True)):
         if eqn.primitive.name in _LINEAR:
-            if made := _of_result(eqn, all_marks, found):
-                found.update(dict.fromkeys(eqn.outvars, made))
-        elif is_call(eqn):
-            given = given_with_images(eqn, all_marks, moved, found)
-            found.update(_returned(eqn, given, found, memo))
-    memo[key] = found
+            if made := _of_result(eqn, marks, images):
+                images.update(dict.fromkeys(eqn.outvars, made))
+        elif eqn.primitive.name in STRUCTURES:
+            given[i] = _with_images(eqn, given_to(eqn, marks, moved), images)
+            if is_call(eqn):
+                images.update(_returned(eqn, given[i], images, memo))
+    memo[key] = found = Facts(all_marks, moved, images, given)
     return found
 
 
-def given_with_images(
-    eqn: JaxprEqn, all_marks: AllMarks, moved: Mapping[Any, Atom], images: Images
-) -> list[Marks]:
+def _with_images(eqn: JaxprEqn, given: list[Marks], images: Images) -> list[Marks]:
     """Returns the marks of the operands of a call or a loop; those of a call have their `images`.
 
     In the body of a `jit` of ``p - outer(gain, a @ p)``, only `images` shows that the gain is
     computed from ``p``.
-
-    Args:
-        eqn: The call or the loop.
-        all_marks: As `marks_of` returns them.
-        moved: As `moved_in` returns them.
-        images: As `images_in` returns them.
     """
-    given = given_to(eqn, all_marks, moved)
     numbers = _numbers(eqn, images)
     if not numbers:
         return given
@@ -117,7 +127,7 @@ def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Ato
     Args:
         eqn: A difference.
         marks: The marks of its operands.
-        images: As `images_in` returns them.
+        images: As for `Facts`.
     """
     a, b = (image_of(v, images) for v in eqn.invars)
     found: list[Atom] = []
@@ -137,21 +147,21 @@ def multiplies_complement(eqn: JaxprEqn, images: Images) -> bool:
 
     Args:
         eqn: The contraction.
-        images: As `images_in` returns them.
+        images: As for `Facts`.
     """
     a, b = (image_of(v, images) for v in eqn.invars[:2])
     return any([(a[v] | b[v]) & Made.SUBTRACTED for v in a.keys() & b.keys()])
 
 
-def _of_result(eqn: JaxprEqn, all_marks: AllMarks, images: Images) -> Mapping[Any, Made]:
+def _of_result(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> Mapping[Any, Made]:
     name = eqn.primitive.name
     if name in _MOVES:
-        first = [image_of(v, images) for v in (eqn.invars if name in _JOINS else eqn.invars[:1])]
-        return (
-            {} if len(first) > _MAX_IMAGES else {v: m for image in first for v, m in image.items()}
-        )
+        if name not in _JOINS:
+            return image_of(eqn.invars[0], images)
+        found = [image_of(v, images) for v in eqn.invars]
+        return {} if len(found) > _MAX_IMAGES else {v: m for it in found for v, m in it.items()}
     a, b = [image_of(v, images) for v in eqn.invars[:2]]
-    ma, mb = lookup(all_marks, eqn.invars[:2])
+    ma, mb = marks[:2]
     if name == "sub":
         projected = [(v, m) for v, m in b.items() if ma.fixed and m & Made.PROJECTED]
         return {v: m | Made.SUBTRACTED for v, m in projected}
@@ -162,8 +172,7 @@ def _of_result(eqn: JaxprEqn, all_marks: AllMarks, images: Images) -> Mapping[An
             return a
     elif ma.fixed or mb.fixed:
         return {v: m | Made.AVERAGED for v, m in (b if ma.fixed else a).items()}
-    both = a.keys() & b.keys()
-    squared = {v: Made.SQUARED for v in both if a[v] & b[v] & Made.PROJECTED}
+    squared = {v: Made.SQUARED for v in a.keys() & b.keys() if a[v] & b[v] & Made.PROJECTED}
     is_outer = not any([is_as_large(v, eqn.outvars[0]) for v in eqn.invars])
     if squared or (name == "mul" and not is_outer) or len(a) + len(b) > _MAX_IMAGES:
         return squared
@@ -179,7 +188,7 @@ def _returned(
 ) -> dict[Any, Mapping[Any, Made]]:
     """Returns, for each result of a call, the arrays outside of the call that it is an image of."""
     body = body_of(called(eqn))
-    inner = images_in(body, given, memo)
+    inner = facts_of(body, given, memo).images
     outer: dict[Any, Any] = dict(
         zip(body.invars, [image_of(v, images) for v in eqn.invars], strict=True)
     )

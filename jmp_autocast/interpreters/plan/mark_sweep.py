@@ -31,11 +31,26 @@ _CONTRACTS = having("contracts")
 _DAMPS = having("damps") | _CONTRACTS
 
 Memo: TypeAlias = dict[Any, Any]
-AllMarks: TypeAlias = Mapping[Any, Marks]
+
+
+class AllMarks(NamedTuple):
+    """The marks in a jaxpr.
+
+    Args:
+        values: The marks of each variable.
+        operands: The marks of the operands of each equation.
+        kinds: A number for each equation, which is the same for equations of one primitive with
+            equal parameters, types and marks. None for an equation that is like no other, because
+            it has bodies, or a parameter without a hash.
+    """
+
+    values: Mapping[Any, Marks]
+    operands: Sequence[list[Marks]]
+    kinds: Sequence[int | None]
 
 
 def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
-    """Returns the marks of each variable that has any.
+    """Returns the marks in a jaxpr.
 
     Args:
         jaxpr: An open jaxpr.
@@ -43,29 +58,31 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
         memo: A cache, whose owner keeps the jaxprs alive.
     """
     key = "marks", id(jaxpr), tuple(inputs)
-    if key in memo:
-        return memo[key]
+    if (known := memo.get(key)) is not None:
+        return known
     moved = moved_in(jaxpr, inputs, memo)
-    alone = [m._replace(same=0, images=()) for m in inputs]
-    all_marks = {v: m for v, m in zip(jaxpr.invars, alone, strict=True) if m != NONE}
-    all_marks.update(dict.fromkeys(jaxpr.constvars, CONSTANT))
+    alone = [m._replace(same=0, images=()) if m.same or m.images else m for m in inputs]
+    values = dict(zip(jaxpr.invars, alone, strict=True))
+    values.update(dict.fromkeys(jaxpr.constvars, CONSTANT))
+    operands, kinds = [], []
     for eqn in jaxpr.eqns:
-        marks = lookup(all_marks, eqn.invars)
+        marks, kind = lookup(values, eqn.invars), None
         if eqn.primitive.name in STRUCTURES:
-            found = _of_structure(eqn, given_to(eqn, all_marks, moved), memo)
-        elif eqn.primitive.name in _CONTRACTS:
-            a, b = [_array(v, moved) for v in eqn.invars[:2]]
-            found = [marks_of_contraction(eqn, marks, is_gram=a is b)]
+            found = _of_structure(eqn, given_to(eqn, marks, moved), memo)
+            if all([m.fixed for m in marks]):
+                found = [m._replace(fixed=True) for m in found]
+            values.update(zip(eqn.outvars, found, strict=True))
         else:
-            found = [_of_equal(eqn, marks, memo)] * len(eqn.outvars)
-        if all([m.fixed for m in marks]):
-            found = [m._replace(fixed=True) for m in found]
-        all_marks.update((v, m) for v, m in zip(eqn.outvars, found, strict=True) if m != NONE)
-    memo[key] = all_marks
-    return all_marks
+            kind, of_results = _of_equal(eqn, marks, moved, memo)
+            for v in eqn.outvars:
+                values[v] = of_results
+        operands.append(marks)
+        kinds.append(kind)
+    memo[key] = found = AllMarks(values, operands, kinds)
+    return found
 
 
-def lookup(all_marks: AllMarks, atoms: Sequence[Atom]) -> list[Marks]:
+def lookup(all_marks: Mapping[Any, Marks], atoms: Sequence[Atom]) -> list[Marks]:
     """Returns the marks of variables and literals."""
     return [_of_number(v) if isinstance(v, Literal) else all_marks.get(v, NONE) for v in atoms]
 
@@ -78,19 +95,30 @@ def _of_number(literal: Literal) -> Marks:
     return WHOLE_NUMBER if all([float(x).is_integer() for x in numbers]) else NUMBER
 
 
-def _of_equal(eqn: JaxprEqn, marks: Sequence[Marks], memo: Memo) -> Marks:
-    """Returns the marks of results, cached for equal equations on operands with equal marks."""
-    operands = [sign_of(v) if isinstance(v, Literal) else None for v in eqn.invars]
-    is_same = len(eqn.invars) > 1 and eqn.invars[0] is eqn.invars[1]
-    avals = [v.aval for v in (*eqn.invars, *eqn.outvars)]
-    key = (eqn.primitive, is_same, *operands, *avals, *marks, *eqn.params.values())
+def _of_equal(
+    eqn: JaxprEqn, marks: Sequence[Marks], moved: Mapping[Any, Atom], memo: Memo
+) -> tuple[int | None, Marks]:
+    """Returns the kind of an equation and the marks of its results, cached for equal equations."""
+    invars, is_gram = eqn.invars, False
+    if eqn.primitive.name in _CONTRACTS:
+        is_gram = _array(invars[0], moved) is _array(invars[1], moved)
+    is_same = len(invars) > 1 and invars[0] is invars[1]
+    signs = [sign_of(v) if isinstance(v, Literal) else None for v in invars]
+    avals = [v.aval for v in (*invars, *eqn.outvars)]
+    key = (eqn.primitive, is_same, is_gram, *signs, *avals, *marks, *eqn.params.values())
     try:
         found = memo.get(key)
     except TypeError:  # a parameter of the equation has no hash
-        return marks_of_result(eqn, marks)
+        return None, _of_results(eqn, marks, is_gram)
     if found is None:
-        found = memo[key] = marks_of_result(eqn, marks)
+        found = memo[key] = len(memo), _of_results(eqn, marks, is_gram)
     return found
+
+
+def _of_results(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -> Marks:
+    contracts = eqn.primitive.name in _CONTRACTS
+    found = marks_of_contraction(eqn, marks, is_gram) if contracts else marks_of_result(eqn, marks)
+    return found._replace(fixed=True) if all([m.fixed for m in marks]) else found
 
 
 def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, Atom]:
@@ -102,8 +130,8 @@ def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, 
         memo: As for `marks_of`.
     """
     key = "moved", id(jaxpr), tuple([m.same for m in inputs])
-    if key in memo:
-        return memo[key]
+    if (known := memo.get(key)) is not None:
+        return known
     found: dict[Any, Atom] = {}
     first: dict[int, Atom] = {}
     for v, m in zip(jaxpr.invars, inputs, strict=True):
@@ -112,7 +140,7 @@ def moved_in(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Mapping[Any, 
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in REARRANGES:
             found[eqn.outvars[0]] = _array(eqn.invars[0], found)
-        elif is_call(eqn):
+        elif eqn.primitive.name in STRUCTURES and is_call(eqn):
             found.update(_returned(eqn, found, memo))
     memo[key] = found
     return found
@@ -131,7 +159,7 @@ def _returned(eqn: JaxprEqn, moved: Mapping[Any, Atom], memo: Memo) -> dict[Any,
     return {v: outer.setdefault(w, v) for v, w in pairs if not isinstance(w, Literal)}
 
 
-def given_to(eqn: JaxprEqn, all_marks: AllMarks, moved: Mapping[Any, Atom]) -> list[Marks]:
+def given_to(eqn: JaxprEqn, marks: Sequence[Marks], moved: Mapping[Any, Atom]) -> list[Marks]:
     """Returns the marks of the operands of a call or a loop, with `same` set for aliases.
 
     In the body of a `jit` of ``a @ b.T``, only `same` shows that ``a`` and ``b`` are one array.
@@ -140,7 +168,7 @@ def given_to(eqn: JaxprEqn, all_marks: AllMarks, moved: Mapping[Any, Atom]) -> l
 
     Args:
         eqn: The call or the loop.
-        all_marks: The result of `marks_of`.
+        marks: The marks of its operands, without aliases.
         moved: The result of `moved_in`.
     """
     # A loop may read slices, and rows of an array are not rows of its transpose: a moved array is
@@ -150,7 +178,7 @@ def given_to(eqn: JaxprEqn, all_marks: AllMarks, moved: Mapping[Any, Atom]) -> l
     for i, array in enumerate(arrays):
         if not isinstance(array, Literal):
             positions.setdefault(array, []).append(i)
-    found = lookup(all_marks, eqn.invars)
+    found = list(marks)
     for several in positions.values():
         for i in several if len(several) > 1 else ():
             found[i] = found[i]._replace(same=several[0] + 1)
@@ -163,7 +191,9 @@ def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Mar
         jaxpr = body_of(body.jaxpr)
         inner = marks_of(jaxpr, inputs_of(body, given, memo), memo)
         accumulated = accumulated_in(body, memo)
-        for k, (r, m) in enumerate(zip(body.results, lookup(inner, jaxpr.outvars), strict=True)):
+        for k, (r, m) in enumerate(
+            zip(body.results, lookup(inner.values, jaxpr.outvars), strict=True)
+        ):
             if r is not None:
                 found[r].append(m._replace(summed=True) if k in accumulated else m)
     return [Marks.union(several) if several else NONE for several in found]
@@ -196,7 +226,8 @@ def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
     """Returns the marks of a loop's inputs, with the marks that iterations add to carries."""
     jaxpr = body_of(body.jaxpr)
     while True:
-        before, marks = list(inputs), lookup(marks_of(jaxpr, inputs, memo), jaxpr.outvars)
+        before = list(inputs)
+        marks = lookup(marks_of(jaxpr, inputs, memo).values, jaxpr.outvars)
         for i, k in body.carries:
             inputs[i] = Marks.union([inputs[i], marks[k]])._replace(summed=inputs[i].summed)
         if inputs == before:  # the loop ends: marks change in one direction only
@@ -211,11 +242,11 @@ def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
         return [m._replace(exponential=True) if i in at else m for i, m in enumerate(inputs)]
 
     def returned(at: Collection[int]) -> frozenset[int]:
-        marks = lookup(marks_of(jaxpr, marked(at), memo), jaxpr.outvars)
+        marks = lookup(marks_of(jaxpr, marked(at), memo).values, jaxpr.outvars)
         return frozenset(i for i, k in body.carries if marks[k].exponential)
 
-    marks = marks_of(jaxpr, inputs, memo)
-    shapes = {aval_of(v).shape for v, m in marks.items() if m.exponential}
+    values = marks_of(jaxpr, inputs, memo).values
+    shapes = {aval_of(v).shape for v, m in values.items() if m.exponential}
     # At first, each accumulating carry with the shape of an exponential value in the body is marked
     # as exponential. It keeps the mark if the body then returns it as exponential.
     sums = frozenset(

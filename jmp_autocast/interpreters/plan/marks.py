@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
-from ..compat import Atom, JaxprEqn, Literal, assumed_size, aval_of
+from ..compat import JaxprEqn, Literal, assumed_size, aval_of
 from ..primitives.reading import exponent, iota_length, is_norm
 from ..primitives.traits import BACKWARD, FOLDS, having
 from .avals import at_least, element_count, is_as_large
@@ -152,26 +152,23 @@ def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
         eqn: The equation.
         marks: The marks of its operands.
     """
-    shape = _shape(eqn.outvars[0])
+    shapes = [getattr(v.aval, "shape", None) for v in eqn.invars]  # a token has no shape
+    shape = getattr(eqn.outvars[0].aval, "shape", None)
     return [
         i
         for i, (v, m) in enumerate(zip(eqn.invars, marks, strict=True))
-        if not isinstance(v, Literal) and not m.spread and _shape(v) == shape
+        if shapes[i] == shape and not m.spread and not isinstance(v, Literal)
     ]
-
-
-def _shape(v: Atom) -> Any:
-    return getattr(aval_of(v), "shape", None)  # a token has no shape
 
 
 def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
     """Returns the positions of the summands of a chain's sum, [] for any other equation."""
-    if eqn.primitive.name not in _SUMS:
-        return []
     # An input or a constant belongs to no chain: in a batch of one example, the bias of `h @ w + b`
     # has the size of the product.
-    summands = [i for i in full_size(eqn, marks) if not marks[i].given]
-    return summands if len(summands) == 2 and not is_convolved([marks[i] for i in summands]) else []
+    if eqn.primitive.name not in _SUMS or any([m.given for m in marks]):
+        return []
+    summands = full_size(eqn, marks)
+    return summands if len(summands) == 2 and not is_convolved(marks) else []
 
 
 def is_convolved(summands: Sequence[Marks]) -> bool:

@@ -26,8 +26,8 @@ from ..primitives.reading import (
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
 from .avals import at_least, element_count
-from .images import Images, cancelled, given_with_images, images_in, multiplies_complement
-from .mark_sweep import Memo, inputs_of, lookup, marks_of, moved_in
+from .images import Images, cancelled, facts_of, multiplies_complement
+from .mark_sweep import Memo, inputs_of
 from .marks import MOST_FACTORS, Marks, adds
 
 
@@ -114,8 +114,8 @@ class NeedContext(NamedTuple):
         marks: The marks of its operands.
         need: The needs of its results.
         producers: The equation that computes each variable.
-        moved: The result of `moved_in`.
-        images: The result of `images_in`.
+        moved: As for `images.Facts`.
+        images: As for `images.Facts`.
     """
 
     eqn: JaxprEqn
@@ -380,6 +380,11 @@ for _row in ROWS:
 # The consumers of a moved value are the consumers after the move.
 for _name in _MOVES:
     _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS
+_OTHER = Need.BEYOND_SUMS | Need.COMPUTED
+_GIVEN: dict[str, Need] = {}
+for _name in _NEAR_SUMS | _ONLY_MOVES:
+    _GIVEN[_name] = NOTHING if _name in _NEAR_SUMS else Need.BEYOND_SUMS
+    _GIVEN[_name] |= NOTHING if _name in _ONLY_MOVES else Need.COMPUTED
 _STOPPED = [row for row in ROWS if row.stops is not _nowhere]
 
 Needs: TypeAlias = Mapping[Any, Need]
@@ -394,12 +399,11 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         memo: A cache, whose owner keeps the jaxprs alive.
         inputs: The marks of its inputs.
     """
-    key = "needs", id(jaxpr), tuple(outputs), tuple(inputs)
-    if key in memo:
-        return memo[key]
-    all_marks = marks_of(jaxpr, inputs, memo)
+    facts = facts_of(jaxpr, inputs, memo)
+    key = "needs", id(facts), tuple(outputs)
+    if (known := memo.get(key)) is not None:
+        return known
     producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    moved, images = moved_in(jaxpr, inputs, memo), images_in(jaxpr, inputs, memo)
     promoted, needs = memo.get("promoted", ()), {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
@@ -410,33 +414,26 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
     for v, need in zip(jaxpr.outvars, outputs, strict=True):
         if need:
             add([v], need)
-    for eqn in reversed(jaxpr.eqns):
-        name = eqn.primitive.name
-        of_results = NOTHING
+    for i, eqn in reversed(list(enumerate(jaxpr.eqns))):
+        name, of_results = eqn.primitive.name, NOTHING
         for v in eqn.outvars:
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            given = given_with_images(eqn, all_marks, moved, images)
-            found = needs_in_bodies(eqn, of_each, memo, given)
-            for i, need in reads_of(found).items():
-                add([eqn.invars[i]], need)
+            found = needs_in_bodies(eqn, of_each, memo, facts.given[i])
+            for k, need in reads_of(found).items():
+                add([eqn.invars[k]], need)
             continue
         through = _THROUGH.get(name, NOTHING)
         passed = of_results & (through | Need.LEADS if name in promoted else through)
         for row in _STOPPED if passed else ():
             if passed & row.need and row.stops(eqn):
                 passed &= ~row.need
-        if passed:
+        if passed := passed | _GIVEN.get(name, _OTHER):
             add(eqn.invars, passed)
-        if name not in _NEAR_SUMS:
-            add(eqn.invars, Need.BEYOND_SUMS)
-        if name not in _ONLY_MOVES:
-            add(eqn.invars, Need.COMPUTED)
         if rows := _REQUESTED.get(name):
-            ctx = NeedContext(
-                eqn, lookup(all_marks, eqn.invars), of_results, producers, moved, images
-            )
+            marks = facts.marks.operands[i]
+            ctx = NeedContext(eqn, marks, of_results, producers, facts.moved, facts.images)
             for row in rows:
                 add(row.operands(ctx), row.need)
     memo[key] = needs

@@ -83,24 +83,26 @@ class _Picking:
         # `_rounded` maps each to its float32 copy.
         self._narrow: set[Any] = set()
         self._rounded: dict[Any, Any] = {}
-        for k, (eqn, of) in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
-            self._states.update(zip(eqn.outvars, of.results, strict=True))
-            self._makers.update(dict.fromkeys(eqn.outvars, (eqn, of)))
+        for k, one in enumerate(zip(plan.jaxpr.eqns, plan.equations, strict=True)):
+            eqn, of = one
+            for v, state in zip(eqn.outvars, of.results, strict=True):
+                self._states[v], self._makers[v] = state, one
             if k in positions:
                 self._pick(eqn, of)
             else:
-                self._made.append((eqn, of))
+                self._made.append(one)
 
     def planned(self) -> Plan:
         """Returns the plan with the new equations."""
         made, self._made = self._made, []
-        read = {v for eqn, of in made for v in _read_in(FLOAT32, eqn, of)}
+        read = {v for eqn, of in made if any(of.operands) for v in _read_in(FLOAT32, eqn, of)}
         self._narrow &= read
         inputs = (*self._plan.jaxpr.constvars, *self._plan.jaxpr.invars)
         self._round(inputs, *made[0])
         for eqn, of in made:
-            self._made.append(self._of_rounded(eqn, of))
-            self._round(eqn.outvars, eqn, of)
+            self._made.append(self._of_rounded(eqn, of) if any(of.operands) else (eqn, of))
+            if not self._narrow.isdisjoint(eqn.outvars):
+                self._round(eqn.outvars, eqn, of)
         eqns, equations = zip(*self._made, strict=True)
         jaxpr = with_equations(self._plan.jaxpr, eqns)
         return dataclasses.replace(self._plan, jaxpr=jaxpr, equations=equations)

@@ -17,7 +17,6 @@ from ...policies.callables import has_hash
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
 from ..compat import AnyJaxpr, Atom, Literal, aval_of, body_of, consts_of, scope_names
-from ..primitives.reading import is_norm
 from ..primitives.structure import has_rule
 from ..regions import Regions
 from .avals import float_dtype
@@ -144,10 +143,10 @@ class Planner:
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
         equations, states, consumers = Sweeps(body, path, given, requests, self).run()
-        outputs, output_dtypes = [], []
+        outputs, output_dtypes, widened = [], [], consumers.widened()
         for v, request in zip(body.outvars, requests, strict=True):
             state = literal_state(v) if isinstance(v, Literal) else states[v]
-            if not isinstance(v, Literal) and v in consumers.widened:
+            if not isinstance(v, Literal) and v in widened:
                 state = dataclasses.replace(state, is_widened=True)
             unchanged = request.dtype is None or state.dtype in (None, request.dtype)
             cast = None if unchanged else request.dtype
@@ -169,8 +168,7 @@ class Planner:
             tuple(equations),
             tuple(outputs),
             tuple(output_dtypes),
-            consumers.uses,
-            consumers.fulls,
+            *consumers.of_inputs(),
             identity,
             path,
         )
@@ -186,33 +184,22 @@ class Planner:
             return rounded_stream(ctx, plan_structural(rule, self, ctx))
         # No plan is shared if a rule function may depend on the source line, or if an operand has a
         # range, because comparing ranges takes a pass over the array.
+        is_alone = ctx.kind is None or self._rule_functions
         has_range = any([state.const_range is not None for state in ctx.given])
-        if self._rule_functions or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
+        if is_alone or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
             return rounded_stream(ctx, plan_equation(ctx))
-        eqn, region = ctx.eqn, ctx.region
-        # The types of the results are left out, because they follow from the other fields.
+        region = ctx.region
         signature = (
-            eqn.primitive,
+            ctx.kind,
             region.compute_dtype,
             region.cause,
             region.rule,
             region.precision,
-            ctx.accumulates,
             ctx.need,
-            ctx.name in CONTRACTIONS and is_norm(eqn),
             *ctx.given,
-            *ctx.marks,
-            *ctx.requests,
-            *[request.consumer for request in ctx.requests],
-            *[v.aval for v in eqn.invars],
-            *eqn.params,
-            *eqn.params.values(),
+            *[part for request in ctx.requests for part in (request, request.consumer)],
         )
-        try:
-            plan = self._equations.get(signature)
-        except TypeError:  # a parameter of the equation has no hash
-            return rounded_stream(ctx, plan_equation(ctx))
-        if plan is None:
+        if (plan := self._equations.get(signature)) is None:
             # The plan can be shared: the states that it holds are part of the signature.
             plan = self._equations[signature] = rounded_stream(ctx, plan_equation(ctx))
         return plan

@@ -4,14 +4,17 @@ Example: in ``exp(x - max(x))``, a float32 ``exp`` reads a difference of 16-bit 
 difference would be 16-bit, and its error multiplies the result; so ``exp`` requests it in float32,
 which costs a cast that XLA fuses.
 
-An equation gets the request of the first function of `REQUESTS` that returns one, unless a function
-of `REFUSALS` refuses it. A call gets a request for each result, and its body is planned for these.
+An equation gets a request for a need of its consumers, or else for the dtype that all of them read,
+unless a function of `REFUSALS` refuses it. A call gets a request for each result, and its body is
+planned for these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.picking import picks
@@ -28,104 +31,83 @@ _FUSES = having("fuses")
 _MOVES = having("moves")
 _SATURATES = having("saturates")
 _NO_REQUEST = Request()
+_ONE_DTYPE = (Use.LOW, Use.FULL)
 
 
-class Producer(NamedTuple):
-    """An equation that may get a request.
-
-    Args:
-        ctx: The equation in its context. It has no bodies.
-        plan: Its plan so far.
-        reads: How consumers read its first result.
-    """
-
-    ctx: Context
-    plan: EquationPlan
-    reads: Uses
-
-    @property
-    def computed(self) -> int:
-        """The number of computed operands, each counted once."""
-        pairs = zip(self.ctx.eqn.invars, self.ctx.given, strict=True)
-        return len({v for v, state in pairs if state.is_computed})
-
-    def request(self, use: Use, consumer: str) -> Request:
-        """Returns a request for the equation."""
-        return Request(None, use, int(self.ctx.need), 0, consumer)
+def _request(ctx: Context, use: Use, consumer: str) -> Request:
+    return Request(None, use, int(ctx.need), 0, consumer)
 
 
 # --- requests, in this order ----------------------------------------------------------------
 
 
-def _by_need(it: Producer) -> Request | None:
+def _by_need(ctx: Context, dtype: np.dtype | None) -> Request | None:
     """A producer is raised to float32 for a need of its consumers, whatever their dtypes are."""
-    if not is_16_bit(it.plan.results[0].dtype):
+    needed = ctx.need & RAISED.get(ctx.name, NOTHING)
+    if not needed or not is_16_bit(dtype):
         return None
-    needed = it.ctx.need & RAISED.get(it.ctx.name, NOTHING)
-    raised = (row for row in ROWS if needed & row.need) if needed else ()
-    return next((it.request(Use.FULL, row.consumer) for row in raised), None)
+    row = next(row for row in ROWS if needed & row.need)
+    return _request(ctx, Use.FULL, row.consumer)
 
 
-def _by_all_consumers(it: Producer) -> Request | None:
+def _by_all_consumers(ctx: Context, dtype: np.dtype | None, reads: Uses) -> Request | None:
     """Requests the dtype that all consumers read: float32 costs nothing if none reads 16 bits.
 
     A value that is only moved on its way to a product is not raised: in float32, the residual
     stream of a ViT took over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
     """
-    use = it.reads.use
-    if use not in (Use.LOW, Use.FULL):
+    use = reads.use
+    if use not in _ONE_DTYPE or use is Use.of(dtype):
         return None
-    if use is Use.of(it.plan.results[0].dtype):
-        return None
-    is_moved = it.ctx.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
-    return None if use is Use.FULL and is_moved else it.request(use, it.reads.first)
-
-
-REQUESTS: tuple[Callable[[Producer], Request | None], ...] = (
-    _by_need,
-    _by_all_consumers,
-)
+    is_moved = ctx.need & (Need.LEADS | Need.COMPUTED) == Need.LEADS
+    return None if use is Use.FULL and is_moved else _request(ctx, use, reads.first)
 
 
 # --- refusals: a float32 array would be stored, or nothing is gained -------------------------
 
 
-def _is_stream(it: Producer, request: Request) -> bool:
+def _is_stream(ctx: Context, plan: EquationPlan, request: Request) -> bool:
     """At level "compute" a residual stream stays 16-bit, as in a model with ``dtype=`` by hand.
 
     The stream of a convolutional network stays 16-bit at every level, also if a norm reads it in
     float32, unless its rounding would harm a consumer.
     """
-    if not is_stream(it.ctx):
+    if not is_stream(ctx):
         return False
-    if it.ctx.policy.data_abstains:
+    if ctx.policy.data_abstains:
         # A sum that the plan computes in float32 and then rounds (`rounded_stream`) may get
         # requests.
-        return not it.plan.casts
-    return request.use is Use.FULL and not it.ctx.need & HARMED
+        return not plan.casts
+    return request.use is Use.FULL and not ctx.need & HARMED
 
 
-def _is_gated_summand(it: Producer, request: Request) -> bool:
+def _is_gated_summand(ctx: Context, plan: EquationPlan, request: Request) -> bool:
     """A gated summand stays 16-bit: a float32 ``sigmoid(a) * b`` would widen both factors."""
-    is_gated = it.ctx.name == "mul" and it.plan.reason.code is ReasonCode.PROMOTE_LOW
-    only_sums = not it.ctx.need & Need.BEYOND_SUMS
-    return it.computed > 1 and is_gated and only_sums
+    is_gated = ctx.name == "mul" and plan.reason.code is ReasonCode.PROMOTE_LOW
+    only_sums = not ctx.need & Need.BEYOND_SUMS
+    return is_gated and only_sums and _computed(ctx) > 1
 
 
-def _cannot_follow(it: Producer, request: Request) -> bool:
+def _cannot_follow(ctx: Context, plan: EquationPlan, request: Request) -> bool:
     """An equation keeps its dtype if a rule, a scope or the user sets it, or a cast costs less."""
-    code = it.plan.reason.code
+    code = plan.reason.code
     if request.use is Use.LOW:
         # Lowering replaces the cast of the result by a cast of each computed operand. This costs
         # less only if one operand is computed, and is no larger than the result: a cast of a row
         # costs less than a cast of the buffer that holds it.
-        clears = it.ctx.name in _CLEARS and not (it.ctx.name in _MOVES and _shrinks(it.ctx.eqn))
-        return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
+        clears = ctx.name in _CLEARS and not (ctx.name in _MOVES and _shrinks(ctx.eqn))
+        return not (code is ReasonCode.PROMOTE_FULL and clears and _computed(ctx) == 1)
     # Only equations that are 16-bit by vote are raised, not by a rule, a scope or the user. They
     # must be cheap: a float32 `sin` costs more than a cast of its result.
-    saturates = it.ctx.name in _SATURATES and it.ctx.need & LOST
-    is_cheap = it.ctx.name in _FEEDS or saturates or picks(it.ctx.eqn)
+    saturates = ctx.name in _SATURATES and ctx.need & LOST
+    is_cheap = ctx.name in _FEEDS or saturates or picks(ctx.eqn)
     return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
+
+
+def _computed(ctx: Context) -> int:
+    """Returns the number of computed operands, each counted once."""
+    pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
+    return len({v for v, state in pairs if state.is_computed})
 
 
 def _shrinks(eqn: JaxprEqn) -> bool:
@@ -134,7 +116,7 @@ def _shrinks(eqn: JaxprEqn) -> bool:
     return not all(at_least(results, element_count(v)) for v in variables_in(eqn.invars))
 
 
-REFUSALS: tuple[Callable[[Producer, Request], bool], ...] = (
+REFUSALS: tuple[Callable[[Context, EquationPlan, Request], bool], ...] = (
     _is_stream,
     _is_gated_summand,
     _cannot_follow,
@@ -153,16 +135,12 @@ class Found(NamedTuple):
         requests: The requests for the results of an equation, by its index.
         shared: The operands of an equation with bodies, by its index, that other consumers also
             read in float32.
-        uses: How the equations, once they follow their requests, read each input of the jaxpr.
-        fulls: How many equations read each input in float32, counted up to two.
-        widened: The outputs that equations of the jaxpr also read in float32.
+        consumers: How the equations, once they follow their requests, read each value.
     """
 
-    requests: dict[int, tuple[Request, ...]]
+    requests: Requests
     shared: dict[int, frozenset[int]]
-    uses: tuple[Use, ...]
-    fulls: tuple[int, ...]
-    widened: frozenset[Any]
+    consumers: Consumers
 
 
 def find_requests(
@@ -190,9 +168,8 @@ def find_requests(
     """
     requests: dict[int, tuple[Request, ...]] = {}
     consumers = Consumers(jaxpr, output_requests, needs)
-    for i in reversed(range(len(equations))):
-        eqn, plan = jaxpr.eqns[i], equations[i]
-        granted = None
+    for i, eqn in reversed(list(enumerate(jaxpr.eqns))):
+        plan, granted = equations[i], None
         if plan.inner:
             requested = tuple(
                 [
@@ -204,17 +181,14 @@ def find_requests(
             )
             if (other := replanned(i, requested)) is not None:
                 requests[i], plan = requested, other
-        elif i not in already and len(plan.results) == 1:
-            state = plan.results[0]
-            if state.dtype is not None and state.source is None:
-                it = Producer(contexts[i], plan, consumers.of(eqn.outvars[0]))
-                request = next((w for rule in REQUESTS if (w := rule(it)) is not None), None)
-                if request is not None and not any([refusal(it, request) for refusal in REFUSALS]):
-                    requests[i] = granted = (request,)
+        elif i not in already and len(plan.results) == 1 and plan.results[0].is_computed:
+            ctx, dtype, reads = contexts[i], plan.results[0].dtype, consumers.of(eqn.outvars[0])
+            request = _by_need(ctx, dtype) or _by_all_consumers(ctx, dtype, reads)
+            if request and not any([refuses(ctx, plan, request) for refuses in REFUSALS]):
+                requests[i] = granted = (request,)
         consumers.add(eqn, plan, granted)
     shared = _find_shared(jaxpr, equations, states, {**already, **requests}, consumers)
-    requests |= shared[0]
-    return Found(requests, shared[1], *consumers.of_inputs(), consumers.widened())
+    return Found({**requests, **shared[0]}, shared[1], consumers)
 
 
 # --- one cast for all float32 readers of a 16-bit value ------------------------------------------

@@ -14,12 +14,11 @@ from typing import Any
 
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
+from .consumers import Consumers
 from .data import Context, EquationPlan, Request, ValueState
-from .images import given_with_images, images_in
-from .mark_sweep import lookup, marks_of, moved_in
-from .marks import accumulates
+from .images import facts_of
 from .needs import NOTHING, Need, needs_of
-from .requests import Found, find_requests
+from .requests import find_requests
 from .structural import Plans
 from .value_facts import literal_state
 
@@ -50,9 +49,7 @@ class Sweeps:
         self._output_requests = requests
         marks = [given[v].marks for v in jaxpr.invars]
         needed = [Need(request.needs) for request in requests]
-        self._marks = marks_of(jaxpr, marks, planner.memo)
-        self._moved_from = moved_in(jaxpr, marks, planner.memo)
-        self._images = images_in(jaxpr, marks, planner.memo)
+        self._facts = facts_of(jaxpr, marks, planner.memo)
         self._needs = needs_of(jaxpr, needed, planner.memo, marks)
         self._states = dict(given)
         # The last context of each equation; `_equations` holds its last plan.
@@ -68,7 +65,7 @@ class Sweeps:
         # Calls whose results or shared operands have changed since the last forward sweep.
         self._moved: set[int] = set()
 
-    def run(self) -> tuple[list[EquationPlan], Mapping[Any, ValueState], Found]:
+    def run(self) -> tuple[list[EquationPlan], Mapping[Any, ValueState], Consumers]:
         """Returns the plans, the states of all values, and the result of the last backward sweep.
 
         The loop ends: an equation gets at most one request, and a call at most four. Of 4,669 plans
@@ -93,7 +90,7 @@ class Sweeps:
                     self._moved.add(i)
             more = self._moved | found.requests.keys()
             if not more:
-                return self._equations, self._states, found
+                return self._equations, self._states, found.consumers
             self._requests.update(found.requests)
             self._moved = set()
             self._forward(more)
@@ -119,7 +116,8 @@ class Sweeps:
                 self._contexts[i] = context
                 if plan.results != self._results[i]:
                     changed.update(eqn.outvars)
-            self._states.update(zip(eqn.outvars, plan.results, strict=True))
+            for v, state in zip(eqn.outvars, plan.results, strict=True):
+                self._states[v] = state
             equations.append(plan)
         self._equations = equations
         self._results = [plan.results for plan in equations]
@@ -130,10 +128,10 @@ class Sweeps:
         operands = [
             literal_state(v) if isinstance(v, Literal) else self._states[v] for v in eqn.invars
         ]
-        requests, accumulating = self._requests.get(i, ()), False
-        marks, need = lookup(self._marks, eqn.invars), NOTHING
+        requests, need = self._requests.get(i, ()), NOTHING
+        marks, kind = self._facts.marks.operands[i], self._facts.marks.kinds[i]
         if eqn.primitive.name in STRUCTURES:
-            marks = given_with_images(eqn, self._marks, self._moved_from, self._images)
+            marks = self._facts.given[i]
             # In the first sweep, the requests of a call say only which results lead to a product
             # (LEADS). The other results are float32 in its body from the start.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
@@ -148,11 +146,10 @@ class Sweeps:
             ]
         elif eqn.outvars:
             need = self._needs.get(eqn.outvars[0], NOTHING)
-            accumulating = accumulates(eqn, marks, bool(need & Need.ADDED))
         floats = [k for k, state in enumerate(operands) if state.dtype is not None]
-        force = planner.policy, planner.regions.at(self._path, eqn)
         given = eqn, eqn.primitive.name, tuple(operands), floats
-        return Context(*given, *force, requests, marks, need, accumulating)
+        force = planner.policy, planner.regions.at(self._path, eqn)
+        return Context(*given, *force, requests, marks, need, kind)
 
     def _replanned(self, i: int, requested: tuple[Request, ...]) -> EquationPlan | None:
         """Plans a call again, for the requests for its results.

@@ -19,6 +19,7 @@ from .data import Source, ValueState
 from .marks import GIVEN, PARAMETER
 
 _AFFINE = having("affine")
+_NUMBERS = (bool, int, float, np.generic, np.ndarray)
 
 
 def input_states(
@@ -34,15 +35,15 @@ def input_states(
     products = products_of(policy)
     tag = None if products is None else products.tag
 
-    def state(v: Atom, source: Source) -> ValueState:
-        dtype = float_dtype(v.aval)
+    @functools.cache
+    def state(dtype: np.dtype | None, source: Source) -> ValueState:
         if dtype is None:
             return ValueState(None)
         if source is Source.PARAM:
             return ValueState(dtype, source, tag=tag, marks=PARAMETER)
         return ValueState(dtype, source, marks=GIVEN)
 
-    return list(map(state, variables, sources))
+    return [state(float_dtype(v.aval), s) for v, s in zip(variables, sources, strict=True)]
 
 
 def literal_state(literal: Literal) -> ValueState:
@@ -53,7 +54,7 @@ def literal_state(literal: Literal) -> ValueState:
     """
     dtype = float_dtype(literal.aval)
     shape = getattr(literal.aval, "shape", None)
-    if shape == () and isinstance(literal.val, bool | int | float | np.generic | np.ndarray):
+    if shape == () and isinstance(literal.val, _NUMBERS):
         value = np.asarray(literal.val)
         if value.dtype.kind in "iufb" or dtype is not None:
             source = Source.LITERAL if dtype else None

@@ -205,8 +205,8 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
             # A negative number in `select_n` is taken for a mask, which may be rounded. In a clip,
             # a negative number is a bound, which may not be rounded.
             lowest = NEAR if ctx.name == "select_n" else -BOUND
-            is_inexact = float(clamped(value, compute_dtype)) != value
-            takes = chooses and is_inexact and abs(value) > NEAR and lowest <= value <= BOUND
+            is_bound = chooses and abs(value) > NEAR and lowest <= value <= BOUND
+            takes = is_bound and float(clamped(value, compute_dtype)) != value
         if takes:
             what = f"operand {i}" if value is None else f"{value:g}"
             cause = f"{what} takes digits of what it meets in {compute_dtype.name}"

@@ -123,7 +123,7 @@ def kernel_flops(eqn: JaxprEqn) -> int:
     estimate = getattr(eqn.params.get("cost_estimate"), "flops", None)
     if estimate:
         return int(estimate)
-    held: Any = next((eqn.params[k] for k in ("jaxpr", "call") if k in eqn.params), None)
+    held: Any = eqn.params.get("jaxpr", eqn.params.get("call"))
     if eqn.primitive.name not in _KERNELS or not isinstance(held, JAXPRS):
         return 0
     grid = getattr(eqn.params.get("grid_mapping"), "grid", ())

@@ -128,7 +128,8 @@ def bodies(eqn: JaxprEqn) -> tuple[Body, ...]:
         >>> body.carries, body.repeats
         (((0, 0),), 3)
     """
-    return _structure_of(eqn).bodies(eqn)
+    structure = STRUCTURES.get(eqn.primitive.name)
+    return () if structure is None else structure.bodies(eqn)
 
 
 def _structure_of(eqn: JaxprEqn) -> Structure:
