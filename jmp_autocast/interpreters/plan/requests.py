@@ -19,14 +19,14 @@ from ..primitives.traits import having
 from .avals import at_least, element_count, is_16_bit
 from .consumers import Consumers, Uses
 from .data import Context, EquationPlan, ReasonCode, Request, Use, ValueState
-from .needs import HARMED, LOST, NOTHING, RAISED, ROWS, Need, Needs
+from .needs import HARMED, NOTHING, RAISED, ROWS, Need, Needs
 from .votes import is_stream
 
 _CLEARS = having("clears")
 _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
-_SATURATES = having("saturates")
+_ROUNDS = having("rounds")
 _NO_REQUEST = Request()
 
 
@@ -122,10 +122,12 @@ def _cannot_follow(it: Producer, request: Request) -> bool:
         clears = it.ctx.name in _CLEARS and not (it.ctx.name in _MOVES and _shrinks(it.ctx.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and it.computed == 1)
     # Only equations that are 16-bit by vote are raised, not by a rule, a scope or the user. They
-    # must be cheap: a float32 `sin` costs more than a cast of its result.
-    saturates = it.ctx.name in _SATURATES and it.ctx.need & LOST
-    is_cheap = it.ctx.name in _FEEDS or saturates or picks(it.ctx.eqn)
-    return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
+    # must be cheap, as a float32 `sin` costs more than a cast of its result, or compute digits that
+    # a consumer needs.
+    needed = it.ctx.need & HARMED & RAISED.get(it.ctx.name, NOTHING)
+    is_needed = needed and it.ctx.name not in _ROUNDS
+    is_cheap = it.ctx.name in _FEEDS or picks(it.ctx.eqn)
+    return not (code is ReasonCode.PROMOTE_LOW and (is_cheap or is_needed))
 
 
 def _shrinks(eqn: JaxprEqn) -> bool:
