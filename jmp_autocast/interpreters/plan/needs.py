@@ -36,7 +36,7 @@ class Need(enum.IntFlag):
     Attributes:
         POLE: A function that is infinite at some value, near which it multiplies an error.
         STEEP: A square root, which is infinitely steep at 0.
-        SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
+        SHARP: A rank, a comparison of computed values, `1 - x`, `tanh(x) - y`, a product of many.
         SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
         LEADS: A matmul or a convolution, behind any number of elementwise operations and moves.
         ADDED: A sum of two values of the value's size; see `marks`.
