@@ -254,6 +254,14 @@ def test_other_matrices_are_read_in_16_bits(matrix, shape):
     assert row.operands[0] == ("float32" if moves_points else "bfloat16")
 
 
+def test_a_tied_autoencoder_keeps_its_products_in_16_bits():
+    params, x = {"w": jnp.ones((32, 8)), "b": jnp.ones(32)}, jnp.ones((4, 32))
+    loss = lambda p, x: jnp.mean(jnp.square(x - (x @ p["w"]) @ p["w"].T - p["b"]))
+    rows = explain(loss, params, x, policy=BF16).rows
+    products = [row.operands for row in rows if row.primitive == "dot_general"]
+    assert products == [("bfloat16", "bfloat16")] * 2
+
+
 SIGNAL = np.convolve(np.sign(normal(40)), np.ones(3), "same")
 SIGNAL = np.lib.stride_tricks.sliding_window_view(SIGNAL, 8).astype(np.float32)
 

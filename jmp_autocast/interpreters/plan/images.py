@@ -169,7 +169,9 @@ def _of_result(eqn: JaxprEqn, all_marks: AllMarks, images: Images) -> Mapping[An
     elif ma.fixed or mb.fixed:
         return {v: m | Made.AVERAGED for v, m in (b if ma.fixed else a).items()}
     both = a.keys() & b.keys()
-    is_back = name != "mul" and any([{a[v], b[v]} == {ITSELF, Made.PROJECTED} for v in both])
+    # A tied autoencoder, whose matrix is a parameter, keeps its 16-bit products.
+    both_ways = [v for v in both if {a[v], b[v]} == {ITSELF, Made.PROJECTED}]
+    is_back = name != "mul" and any([m.given != 2 for m in lookup(all_marks, both_ways)])
     back = Made.RETURNED if is_back else ITSELF
     squared = {v: Made.SQUARED for v in both if a[v] & b[v] & Made.PROJECTED}
     is_outer = not any([is_as_large(v, eqn.outvars[0]) for v in eqn.invars])
