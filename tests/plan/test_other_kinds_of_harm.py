@@ -199,7 +199,6 @@ def residuals(lines, x):
 
 DIFFERENCES = {
     "Laplacian": lambda x: GRID.sum(1)[:, None] * x[0, :, :, 0] - GRID @ x[0, :, :, 0],
-    "fit": lambda x: residuals(LINES, x[0, :, :2, 0] ** 5),
     "blur": lambda x: x[INNER] - conv(x, BLUR),
     "two blurs": lambda x: conv(x, NARROW) - jax.jit(conv)(x, BLUR),
     "windows": lambda x: x[INNER] - MEANS["windows of rows and columns"](x),
