@@ -71,6 +71,24 @@ def flow_with_a_next_layer(matmul, params):
     return jnp.sum(jnp.log(1 - y**2 + 1e-6), -1) + jnp.sum(matmul(y, params[2]), -1)
 
 
+def differences_of_outputs(matmul, params):
+    h = matmul(X, params[0])
+    return jnp.tanh(h) - jnp.tanh(h + 0.02 * matmul(X, params[1]))
+
+
+def centred(matmul, params):
+    y = jax.nn.sigmoid(0.1 * matmul(X, params[0]) + 2.0)
+    return y - jnp.mean(y, 0)
+
+
+def versine(matmul, params):
+    return 1 - jnp.cos(0.6) * jnp.cos(0.6 + 0.01 * matmul(X, params[0])) - jnp.sin(0.6) ** 2
+
+
+def from_minus_one(matmul, params):
+    return 2 * jax.nn.sigmoid(0.02 * matmul(X, params[0])) - 1
+
+
 def consumed(program):
     """A product consumes the states, as the projection of a layer does."""
 
@@ -93,6 +111,7 @@ PROGRAMS = {
         dice,
         flow_with_a_next_layer,
         *map(consumed, (scanned_decay, associative_decay, survival)),
+        *map(consumed, (differences_of_outputs, centred, versine, from_minus_one)),
     )
 }
 
@@ -118,12 +137,13 @@ def by_products_in(program, dtype):
     return value_and_gradient(functools.partial(program, matmul))
 
 
-# In a cell at level "compute" the gates are 16 bits by intent, as with `dtype=` by hand.
+# At level "compute" the gates of a cell are 16 bits by intent, as with `dtype=` by hand, and so is
+# a sum of two products.
 CASES = {
     f"{name}-{level}": (program, level)
     for name, program in PROGRAMS.items()
     for level in ("o1", "compute")
-    if (program, level) != (decay_in_the_body, "compute")
+    if level == "o1" or name not in ("decay_in_the_body", "differences_of_outputs_consumed")
 }
 
 

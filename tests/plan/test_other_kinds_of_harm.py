@@ -148,6 +148,23 @@ def of_neighbors(x, a):
 EXPANDED = {name: (variance_by(mean), (PICTURE,), 1e-3, relative) for name, mean in MEANS.items()}
 EXPANDED["of neighbors"] = of_neighbors, (PICTURE, NEAR), 1e-3, relative
 
+
+def of_clusters(x, a):
+    h, shares = 1 + x[0, :, :8, 0], a[:, :4] / a[:, :4].sum(0)
+    means = shares.T @ h
+    squares = jnp.einsum("nk,nd,ne->kde", shares, h, h)
+    return squares - means[:, :, None] * means[:, None]
+
+
+def like_a_template(x):
+    part = x[0, 4:11, 4:11, 0]
+    found = conv(x, part[:, :, None, None])
+    return found - conv(x, np.ones((7, 7, 1, 1))) * part.mean()
+
+
+EXPANDED["of clusters"] = of_clusters, (PICTURE, NEAR), 1e-3, relative
+EXPANDED["like a template"] = like_a_template, (PICTURE,), 1e-3, relative
+
 # --- less its average, less its update by rank one ----------------------------------------------
 
 SMOOTH = 0.5 + 0.3 * np.sin(np.linspace(0, 3, WIDTH))[:, None] * np.cos(np.linspace(0, 2, WIDTH))
@@ -167,7 +184,21 @@ def edges(x):
     return jnp.diff(y, axis=1), jnp.diff(y, axis=2)
 
 
+GRID = (np.abs(np.subtract.outer(np.arange(WIDTH), np.arange(WIDTH))) == 1).astype(np.float32)
+LINES = np.stack([np.linspace(-1, 1, WIDTH) ** k for k in range(5)], 1).astype(np.float32)
+
+
+def projected(w, x):
+    q, _ = jnp.linalg.qr(w)
+    return x - (x @ q) @ q.T
+
+
+def residuals(lines, x):
+    return x - lines @ jnp.linalg.solve(lines.T @ lines, lines.T @ x)
+
+
 DIFFERENCES = {
+    "Laplacian": lambda x: GRID.sum(1)[:, None] * x[0, :, :, 0] - GRID @ x[0, :, :, 0],
     "blur": lambda x: x[INNER] - conv(x, BLUR),
     "two blurs": lambda x: conv(x, NARROW) - jax.jit(conv)(x, BLUR),
     "windows": lambda x: x[INNER] - MEANS["windows of rows and columns"](x),
@@ -203,6 +234,10 @@ SPLINES = {
     "of a layer": lambda p: of_both_halves(np.eye(20, dtype=p.dtype) @ p + POINTS),
     "splines": lambda p: jnp.einsum("pk,bkc->bpc", PIXELS, ROUND_IT @ jnp.stack([p, 2 * p])),
 }
+NUISANCES = normal(WIDTH, 6)
+NUISANCED = SMOOTH[0, :, :, 0] + 9 * normal(WIDTH, 6) @ NUISANCES.T
+DIFFERENCES["projection"] = projected, (NUISANCES, NUISANCED), 0.01, relative
+DIFFERENCES["fit of given lines"] = residuals, (LINES, SMOOTH[0, :, :2, 0] ** 5), 0.01, relative
 POINTS = POINTS.astype(np.float32)
 NEARBY = np.round(16 * normal(20, 2)).astype(np.float32) / 256  # 16 bits hold it
 DIFFERENCES |= {name: (fn, (NEARBY,), 1e-3, relative) for name, fn in SPLINES.items()}
@@ -216,6 +251,14 @@ def test_other_matrices_are_read_in_16_bits(matrix, shape):
     (row,) = explain(product, x, policy=BF16).rows
     moves_points = shape == (16, 2) and matrix.min() < 0
     assert row.operands[0] == ("float32" if moves_points else "bfloat16")
+
+
+def test_a_tied_autoencoder_keeps_its_products_in_16_bits():
+    params, x = {"w": jnp.ones((32, 8)), "b": jnp.ones(32)}, jnp.ones((4, 32))
+    loss = lambda p, x: jnp.mean(jnp.square(x - (x @ p["w"]) @ p["w"].T - p["b"]))
+    rows = explain(loss, params, x, policy=BF16).rows
+    products = [row.operands for row in rows if row.primitive == "dot_general"]
+    assert products == [("bfloat16", "bfloat16")] * 2
 
 
 SIGNAL = np.convolve(np.sign(normal(40)), np.ones(3), "same")

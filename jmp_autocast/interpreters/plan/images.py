@@ -1,8 +1,9 @@
 """Finds differences that cancel, because both operands are linear images of one array.
 
-A linear image is an array after moves, scales and contractions. Examples are a value less its
-average, ``x - blur(x)``, and a covariance less its rank-one update, ``P - (P x)(x P) / s``. If
-16-bit products compute the images, the difference keeps almost no digits.
+A linear image is an array after moves, scales, contractions and solves. Examples are a value less
+its average, ``x - blur(x)``, or its projection, ``x - (x Q) Q.T``, and a covariance less its
+rank-one update, ``P - (P x)(x P) / s``. If 16-bit products compute the images, the difference keeps
+almost no digits.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from ..primitives.structure import STRUCTURES, called, is_call
 from ..primitives.traits import having
 from .avals import at_least, element_count, is_as_large
 from .mark_sweep import AllMarks, Memo, given_to, marks_of, moved_in
-from .marks import Marks
+from .marks import NONE, Marks
 
 
 class Made(enum.IntFlag):
@@ -25,12 +26,14 @@ class Made(enum.IntFlag):
     Attributes:
         AVERAGED: By a contraction with a fixed operand, such as a window or a matrix of averages.
         PROJECTED: By another contraction.
+        RETURNED: By contractions with a matrix and with its transpose, such as ``(x Q) Q.T``.
         SQUARED: By a product of two projections of one array.
         SUBTRACTED: As a fixed array less a projection, such as ``I - K H`` of a Kalman filter.
     """
 
     AVERAGED = enum.auto()
     PROJECTED = enum.auto()
+    RETURNED = enum.auto()
     SQUARED = enum.auto()
     SUBTRACTED = enum.auto()
 
@@ -41,7 +44,8 @@ Images: TypeAlias = Mapping[Any, Mapping[Any, Made]]
 _CONTRACTS = having("contracts")
 _JOINS = having("joins")
 _MOVES = having("moves") | _JOINS | {"convert_element_type", "neg", "reduce_window_sum", "div"}
-_LINEAR = _MOVES | _CONTRACTS | {"mul", "sub"}
+_SOLVES = frozenset(("custom_linear_solve", "triangular_solve"))
+_LINEAR = _MOVES | _SOLVES | _CONTRACTS | {"mul", "sub"}
 _MAX_IMAGES = 8
 
 
@@ -79,7 +83,7 @@ def facts_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> Facts:
     given: dict[int, list[Marks]] = {}
     for i, (eqn, marks) in enumerate(zip(jaxpr.eqns, all_marks.operands, strict=True)):
         if eqn.primitive.name in _LINEAR:
-            if made := _of_result(eqn, marks, images):
+            if made := _of_result(eqn, marks, images, all_marks.values):
                 images.update(dict.fromkeys(eqn.outvars, made))
         elif eqn.primitive.name in STRUCTURES:
             given[i] = _with_images(eqn, given_to(eqn, marks, moved), images)
@@ -137,7 +141,7 @@ def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Ato
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
         if pair == {ITSELF} and all([m.averaged == 2 for m in marks]):
             found += eqn.invars  # both operands hold elements of one average
-        if ITSELF in pair and any([m & Made.SQUARED for m in pair]):
+        if ITSELF in pair and any([m & (Made.SQUARED | Made.RETURNED) for m in pair]):
             found += [v for v, m in zip(eqn.invars, (a, b), strict=True) if m[array]]
     return found
 
@@ -153,30 +157,40 @@ def multiplies_complement(eqn: JaxprEqn, images: Images) -> bool:
     return any([(a[v] | b[v]) & Made.SUBTRACTED for v in a.keys() & b.keys()])
 
 
-def _of_result(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> Mapping[Any, Made]:
+def _of_result(
+    eqn: JaxprEqn, marks: Sequence[Marks], images: Images, values: Mapping[Any, Marks]
+) -> Mapping[Any, Made]:
     name = eqn.primitive.name
     if name in _MOVES:
         if name not in _JOINS:
             return image_of(eqn.invars[0], images)
         found = [image_of(v, images) for v in eqn.invars]
         return {} if len(found) > _MAX_IMAGES else {v: m for it in found for v, m in it.items()}
+    if name in _SOLVES:
+        return image_of(eqn.invars[-1], images)
     a, b = [image_of(v, images) for v in eqn.invars[:2]]
     ma, mb = marks[:2]
     if name == "sub":
         projected = [(v, m) for v, m in b.items() if ma.fixed and m & Made.PROJECTED]
         return {v: m | Made.SUBTRACTED for v, m in projected}
     if name == "mul":
-        if _is_number(eqn.invars[0], ma):
+        if ma.fixed or _is_number(eqn.invars[0], ma):
             return b
-        if _is_number(eqn.invars[1], mb):
+        if mb.fixed or _is_number(eqn.invars[1], mb):
             return a
     elif ma.fixed or mb.fixed:
         return {v: m | Made.AVERAGED for v, m in (b if ma.fixed else a).items()}
-    squared = {v: Made.SQUARED for v in a.keys() & b.keys() if a[v] & b[v] & Made.PROJECTED}
+    both = a.keys() & b.keys()
+    # A tied autoencoder, whose matrix is a parameter, keeps its 16-bit products.
+    both_ways = [v for v in both if {a[v], b[v]} == {ITSELF, Made.PROJECTED}]
+    is_back = name != "mul" and any([values.get(v, NONE).given != 2 for v in both_ways])
+    back = Made.RETURNED if is_back else ITSELF
+    squared = {v: Made.SQUARED for v in both if a[v] & b[v] & Made.PROJECTED}
     is_outer = not any([is_as_large(v, eqn.outvars[0]) for v in eqn.invars])
     if squared or (name == "mul" and not is_outer) or len(a) + len(b) > _MAX_IMAGES:
         return squared
-    return {v: a.get(v, ITSELF) | b.get(v, ITSELF) | Made.PROJECTED for v in (*a, *b)}
+    found = {v: a.get(v, ITSELF) | b.get(v, ITSELF) | Made.PROJECTED for v in (*a, *b)}
+    return {v: how | back if v not in both else how for v, how in found.items()}
 
 
 def _is_number(v: Atom, marks: Marks) -> bool:

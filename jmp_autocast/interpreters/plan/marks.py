@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from ..compat import JaxprEqn, Literal, assumed_size, aval_of
-from ..primitives.reading import exponent, iota_length, is_norm
+from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
 from ..primitives.traits import BACKWARD, FOLDS, having
 from .avals import at_least, element_count, is_as_large
 
@@ -49,6 +49,7 @@ _KEEPS_WHOLE = having("affine") | having("rounds") | having("chooses") | _ADDS_U
 _KEEPS_WHOLE |= {"square", "integer_pow", "pow", "exp2", "cumsum"}
 _KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
 _LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
+_LIMITED = having("saturates") | having("turns") | {"sqrt"}
 _OF_FULL_SIZE = ("summed", "factors", "convolved", "scaled", "exponential")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
@@ -72,13 +73,13 @@ class Marks(NamedTuple):
             for a literal, or a function of literals alone.
         fresh: 2 for the result of a contraction; since then only moved or summed. 1 if it was
             scaled as well. A bias that is added to it is about as large.
-        power: 2 for a square, 1 for a product of two values of the result's size; since then only
-            moved.
+        power: 2 for a square, 1 for a product of two values of the result's size or an outer
+            product; since then only moved.
         squares: 2 for a sum of squares, even if scaled or summed with other values; 1 for its root.
         sums_powers: A contraction of values with `power`; since then only moved and scaled.
         crosses: A product of two contractions, or the square of one.
         added_up: A sum of the elements of an array; since then only moved and scaled.
-        of_sums: A product of two values with `added_up`; since then only scaled.
+        of_sums: A product of two sums or averages; since then only scaled.
         counted: Positions: an `iota`, or the cumulative sum of one repeated value; since then only
             moved, scaled and shifted.
         gram: 2 for the contraction of an array with itself; since then only scaled, negated and
@@ -96,7 +97,8 @@ class Marks(NamedTuple):
             arrays of which this input is an image.
         whole: Numbers without a fraction, cast from integers or rounded to them; since then only
             moved, chosen, added up and multiplied with others with this mark.
-        saturated: The result of a function with limits, such as a sigmoid or a tanh.
+        saturated: A wave, a root or a function with limits, such as a sigmoid; since then only
+            moved, chosen, scaled by given values and shifted.
         fixed: The value depends on no input.
         averaged: 2 for a contraction with a fixed operand, 1 for any other; since then only scaled.
     """
@@ -306,7 +308,8 @@ def _power(it: Operands) -> int:
         return 2
     if it.name != "mul":
         return 0
-    return 2 if it.eqn.invars[0] is it.eqn.invars[1] else int(len(it.large) == 2)
+    # Two operands that are both smaller than the result make an outer product.
+    return 2 if it.eqn.invars[0] is it.eqn.invars[1] else int(len(it.large) != 1)
 
 
 def _squares(it: Operands, mark: str) -> int:
@@ -325,7 +328,7 @@ def _crosses(it: Operands, mark: str) -> bool:
 
 
 def _of_sums(it: Operands, mark: str) -> bool:
-    is_product = it.name == "mul" and all([m.added_up for m in it.marks])
+    is_product = it.name == "mul" and all([m.added_up or m.averaged == 2 for m in it.marks])
     return is_product or bool(_scaled_by_given(it, mark))
 
 
@@ -470,7 +473,9 @@ ROWS = (
     Row("counted", through=_KEEPS_COUNT, joins=_counted),
     Row("whole", _SNAPS),
     Row("whole", _KEEPS_WHOLE - _SNAPS - {"div"}, _whole),
-    Row("saturated", having("saturates")),
+    Row("saturated", _LIMITED),
+    Row("saturated", through=_SCALES, joins=_scaled_by_given),
+    Row("saturated", through=having("shifts") | having("fuses") - REARRANGES),
     Row("largest", _LARGEST),
     Row("largest", through=("max", "add")),
     Row("largest", through=("select_n",), joins=_largest_of_cases),
@@ -567,6 +572,7 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
     return Marks(
         convolved=eqn.primitive.name == "conv_general_dilated",
         fresh=2,
+        power=int(at_least(1, reduction_depth(eqn))),
         squares=2 if is_sum_of_squares else 0,
         sums_powers=any([m.power or m.sums_powers for m in marks]),
         gram=2 if is_gram and not is_sum_of_squares else 0,

@@ -18,14 +18,13 @@ from ...policies.registry import registered_rules
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, body_of
 from ..primitives.reading import (
     casts_to_integer,
-    free_dimensions,
     multiplies_points,
     reduction_depth,
     subtracted_from_one,
 )
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
-from .avals import at_least, element_count
+from .avals import at_least
 from .images import Images, cancelled, facts_of, multiplies_complement
 from .mark_sweep import Memo, inputs_of
 from .marks import MOST_FACTORS, Marks, adds
@@ -37,7 +36,7 @@ class Need(enum.IntFlag):
     Attributes:
         POLE: A function that is infinite at some value, near which it multiplies an error.
         STEEP: A square root, which is infinitely steep at 0.
-        SHARP: A rank, a comparison of computed values, `1 - x`, or a product of many steps.
+        SHARP: A rank, a comparison of computed values, `1 - x`, `tanh(x) - y`, a product of many.
         SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
         LEADS: A matmul or a convolution, behind any number of elementwise operations and moves.
         ADDED: A sum of two values of the value's size; see `marks`.
@@ -165,8 +164,8 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
             return [*ctx.eqn.invars[:2], *ctx.eqn.outvars]
         if not ctx.need & Need.EXPANDED:
             return ()
-        if at_least(1, reduction_depth(ctx.eqn)) or (_is_inner(ctx.eqn) and _is_quadratic(ctx)):
-            return ctx.eqn.invars[:2]  # an outer product, or `(a @ p) @ a`
+        if at_least(1, reduction_depth(ctx.eqn)) or _is_quadratic(ctx):
+            return ctx.eqn.invars[:2]  # an outer product, `(a @ p) @ a` or `(x @ q) @ q.T`
         pairs = zip(ctx.eqn.invars[:2], ctx.marks, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
     # Sums with squares are `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` with means by convolutions, by
@@ -183,13 +182,8 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
     return cancelled(ctx.eqn, ctx.marks, ctx.images) if name == "sub" else ()
 
 
-def _is_inner(eqn: JaxprEqn) -> bool:
-    """Whether a contraction is an inner product of vectors."""
-    return free_dimensions(eqn) == (0, 0) or at_least(1, element_count(eqn.outvars[0]))
-
-
 def _is_quadratic(ctx: NeedContext) -> bool:
-    """Whether a contraction is `(a @ p) @ a`."""
+    """Whether a contraction has an operand in common with the one that computes the other."""
     a, b = _origins(ctx, ctx.eqn)
     producers = [
         (ctx.producers.get(v), other) for v, other in ((a, b), (b, a)) if not isinstance(v, Literal)
@@ -246,12 +240,15 @@ def _ranked(ctx: NeedContext) -> Sequence[Any]:
 
 
 def _subtracted(ctx: NeedContext) -> Sequence[Any]:
-    # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. The derivative of a
-    # tanh also subtracts it from 1, but needs no digits there.
+    # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. Of `tanh(a) - tanh(b)`
+    # with near operands, 16 bits leave little. The derivative of a tanh also subtracts it from 1,
+    # but needs no digits there.
     taken = subtracted_from_one(ctx.eqn)
     producer = ctx.producers.get(taken)
-    is_tanh = producer is not None and producer.primitive.name == "tanh"
-    return () if taken is None or is_tanh else (taken,)
+    if producer is not None and producer.primitive.name == "tanh":
+        return ()
+    is_sharp = taken is not None or any([m.saturated for m in ctx.marks])
+    return ctx.eqn.invars if is_sharp else ()
 
 
 def _sharp(ctx: NeedContext) -> Sequence[Any]:

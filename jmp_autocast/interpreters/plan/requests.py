@@ -22,14 +22,14 @@ from ..primitives.traits import having
 from .avals import at_least, element_count, is_16_bit
 from .consumers import Consumers, Uses
 from .data import Context, EquationPlan, ReasonCode, Request, Use, ValueState
-from .needs import HARMED, LOST, NOTHING, RAISED, ROWS, Need, Needs
+from .needs import HARMED, NOTHING, RAISED, ROWS, Need, Needs
 from .votes import is_stream
 
 _CLEARS = having("clears")
 _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves")
-_SATURATES = having("saturates")
+_ROUNDS = having("rounds")
 _NO_REQUEST = Request()
 _ONE_DTYPE = (Use.LOW, Use.FULL)
 
@@ -98,10 +98,12 @@ def _cannot_follow(ctx: Context, plan: EquationPlan, request: Request) -> bool:
         clears = ctx.name in _CLEARS and not (ctx.name in _MOVES and _shrinks(ctx.eqn))
         return not (code is ReasonCode.PROMOTE_FULL and clears and _computed(ctx) == 1)
     # Only equations that are 16-bit by vote are raised, not by a rule, a scope or the user. They
-    # must be cheap: a float32 `sin` costs more than a cast of its result.
-    saturates = ctx.name in _SATURATES and ctx.need & LOST
-    is_cheap = ctx.name in _FEEDS or saturates or picks(ctx.eqn)
-    return not (code is ReasonCode.PROMOTE_LOW and is_cheap)
+    # must be cheap, as a float32 `sin` costs more than a cast of its result, or compute digits that
+    # a consumer needs.
+    needed = ctx.need & HARMED & RAISED.get(ctx.name, NOTHING)
+    is_needed = needed and ctx.name not in _ROUNDS
+    is_cheap = ctx.name in _FEEDS or picks(ctx.eqn)
+    return not (code is ReasonCode.PROMOTE_LOW and (is_cheap or is_needed))
 
 
 def _computed(ctx: Context) -> int:
