@@ -17,7 +17,7 @@ from ..primitives.flops import flops
 from ..primitives.reading import exponent, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
-from .avals import is_16_bit, largest_index
+from .avals import is_16_bit
 from .data import (
     BIND,
     KEEP,
@@ -35,7 +35,6 @@ from .data import (
     Use,
     ValueState,
 )
-from .value_facts import coordinate_bound
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
@@ -192,19 +191,10 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
 
 
 def without_floats(ctx: Context) -> EquationPlan:
-    """Returns the plan of an equation without floats, and the bound of its integer coordinates."""
-    bound = coordinate_bound(ctx.name, ctx.given, range(len(ctx.given))) if ctx.given else None
-    if ctx.name == "iota":
-        bound = largest_index(reading.iota_length(ctx.eqn))
-    # Positions are integers before they are cast to floats: their bound is kept until a product
-    # reads them.
+    """Returns the plan of an equation without float operands; an `iota` of floats is data."""
     source = Source.DATA if ctx.name == "iota" else None
-    results = tuple(
-        ValueState(dtype, source, integer_bound=bound)
-        if (dtype := ctx.declared(v)) or bound is not None
-        else _NOTHING
-        for v in ctx.eqn.outvars
-    )
+    dtypes = map(ctx.declared, ctx.eqn.outvars)
+    results = tuple(_NOTHING if dtype is None else ValueState(dtype, source) for dtype in dtypes)
     return EquationPlan(KEEP, ctx.given, (None,) * len(ctx.given), results, _NO_FLOAT)
 
 

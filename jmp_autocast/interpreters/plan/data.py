@@ -93,7 +93,6 @@ class ValueState:
             float array in autocast's domain.
         source: What kind of source it is, None for a computed value.
         known_value: The value of every element, if known at trace time.
-        integer_bound: An upper bound of the magnitude of integer coordinates, None without one.
         const_range: The range of a constant's elements, None for anything else.
         loop_invariant: The value is the same in each iteration of a loop: it is cast before the
             loop.
@@ -114,7 +113,6 @@ class ValueState:
     dtype: np.dtype | None
     source: Source | None = None
     known_value: float | None = None
-    integer_bound: float | None = None
     const_range: ConstantRange | None = None
     loop_invariant: bool = False
     narrowed_by_user: bool = False

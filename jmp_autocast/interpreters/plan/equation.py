@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -330,16 +329,14 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
             return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
         if constant.small.has_both_signs and reading.multiplies_points(ctx.eqn, i):
             return Reason(ReasonCode.LITERAL, f"constant {i} adds and subtracts points", (i,))
-    # An angle is a position times a frequency. Integers with a known bound are positions. Integer
-    # inputs have an infinite bound: they are positions if the contraction sums at most three of
-    # them (x, y, z), else a mask, one-hot rows, an adjacency or a weight.
-    bound = state.integer_bound
-    is_counted = bound is not None and 1 < bound < math.inf
-    if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(ctx.eqn))):
-        return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-    # Positions that were scaled, or that a constant holds as evenly spaced numbers, need digits.
+    # An angle is a position times a frequency. Integers of the program's inputs are positions if
+    # the contraction sums at most three of them (x, y, z), else a mask, one-hot rows, an adjacency
+    # or a weight.
     if marks.counted or (constant is not None and constant.small.is_even):
         return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
+    is_given = marks.whole and state.source is Source.DATA
+    if is_given and at_least(3, reading.reduction_depth(ctx.eqn)):
+        return Reason(ReasonCode.COORD, f"operand {i} holds integers", (i,))
     # The mark `exponential` is not set for the `exp` of a value less its row's maximum, or of a
     # negated square: neither exceeds 1.
     if marks.exponential and state.dtype == FLOAT32 and ctx.compute_dtype == np.float16:

@@ -319,8 +319,7 @@ def loop_invariants(states: Sequence[ValueState]) -> list[ValueState]:
 def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans a cast of the program, which is done as written.
 
-    A bool or an 8-bit integer that is cast to a float is a constant; other integers become data
-    with an upper bound.
+    A bool or an 8-bit integer that is cast to a float is a constant; other integers become data.
     """
     given, eqn = ctx.given, ctx.eqn
     (state,), (var,) = given, eqn.invars
@@ -332,9 +331,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     source, target = ctx.declared(var), ctx.declared(eqn.outvars[0])
     cast = Reason(ReasonCode.USER_CAST, f"{aval_of(var).dtype} to {cast_dtype(eqn)}")
     if source is None and target is None:
-        known = state.known_value
-        bound = state.integer_bound if known is None else abs(known)
-        result = ValueState(None, known_value=known, integer_bound=bound)
+        result = ValueState(None, known_value=state.known_value)
         return EquationPlan(KEEP, given, (None,), (result,), cast)
     if source is None:
         assert target is not None
@@ -359,8 +356,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     if state.known_value is not None:
         result = ValueState(target, Source.LITERAL, state.known_value)
     else:
-        bound = state.integer_bound
-        result = ValueState(target, integer_bound=bound, narrowed_by_user=target != FLOAT32)
+        result = ValueState(target, narrowed_by_user=target != FLOAT32)
     # The cast requests its target dtype: if it is float32, the producer is raised, and not rounded
     # and then widened.
     use = Use.of(target)

@@ -1,4 +1,4 @@
-"""Facts about values at trace time: literals, folded constants, bounds of coordinates."""
+"""Facts about values at trace time: inputs, literals, folded constants."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ import numpy as np
 from ...policies import FLOAT32, Policy
 from ..compat import Atom, Literal
 from ..primitives.clamped_cast import clamped
-from ..primitives.traits import FOLDS, having
+from ..primitives.traits import FOLDS
 from .avals import float_dtype
 from .copies import products_of
 from .data import Source, ValueState
 from .marks import GIVEN, PARAMETER
-
-_AFFINE = having("affine")
 
 
 def input_states(
@@ -62,7 +60,7 @@ def literal_state(literal: Literal) -> ValueState:
 
 
 def number_state(dtype: Any, target: np.dtype, state: ValueState) -> ValueState:
-    """Returns the state of an integer or bool that is cast to a float: a source, with its bound.
+    """Returns the state of an integer or bool that is cast to a float: a source.
 
     Args:
         dtype: The dtype before the cast: a bool's, an integer's, or another one.
@@ -77,8 +75,7 @@ def number_state(dtype: Any, target: np.dtype, state: ValueState) -> ValueState:
     if dtype.itemsize == 1:
         # A bool or a byte may be rounded: every float dtype holds integers up to 256.
         return ValueState(target, Source.CONST, may_be_rounded=True)
-    bound = np.inf if state.integer_bound is None else state.integer_bound
-    return ValueState(target, Source.DATA, integer_bound=bound)
+    return ValueState(target, Source.DATA)
 
 
 @functools.lru_cache(4096)
@@ -119,40 +116,3 @@ def fold(primitive: str, operands: Sequence[ValueState]) -> float | None:
     # The literal is folded in the declared dtype, as XLA would compute it: guards check its value.
     with np.errstate(all="ignore"):
         return float(function(*(FLOAT32.type(state.known_value) for state in operands)))
-
-
-def coordinate_bound(
-    primitive: str, operands: Sequence[ValueState], floats: Sequence[int]
-) -> float | None:
-    """Returns an upper bound of the integer coordinates in an equation's results.
-
-    bfloat16 represents integers up to 256, float16 up to 2,048: row 257 of an image would become
-    row 256.
-
-    Args:
-        primitive: The equation's primitive.
-        operands: The states of its operands.
-        floats: The positions of the operands that hold numbers (no predicates or indices).
-
-    Returns:
-        The bound, or None if the results hold no coordinates.
-    """
-    if primitive not in _AFFINE or all(operands[i].integer_bound is None for i in floats):
-        return None
-    magnitudes = [m for i in floats if (m := _magnitude(operands[i])) is not None]
-    # If an operand is no coordinate, the result is data. If a product of an integer mask and
-    # activations held coordinates, later matmuls would be float32 (59 % of an encoder's FLOPs).
-    if len(magnitudes) < len(floats):
-        return None
-    if primitive in ("add", "add_any", "sub"):
-        return sum(magnitudes)
-    if primitive == "mul":
-        return math.prod(magnitudes) if 0.0 not in magnitudes else 0.0
-    if primitive == "div":
-        divisor = operands[floats[-1]].known_value
-        return magnitudes[0] / abs(divisor) if divisor else magnitudes[0]
-    return max(magnitudes)
-
-
-def _magnitude(state: ValueState) -> float | None:
-    return state.integer_bound if state.known_value is None else abs(state.known_value)
