@@ -11,7 +11,7 @@ from jax import lax
 from jmp_autocast import BF16, FP16, Policy, autocast
 from jmp_autocast.interpreters import ReasonCode, Source
 from jmp_autocast.interpreters.plan.constant_range import constant_range
-from jmp_autocast.interpreters.plan.value_facts import representable
+from jmp_autocast.interpreters.plan.votes import representable
 from tests.support.jaxprs import find, trace
 from tests.support.numerics import normal, relative_error
 from tests.support.plans import (

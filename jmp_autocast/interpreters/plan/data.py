@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...policies import FLOAT32, Policy
-from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, is_array_aval
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, is_array_aval
 from ..regions import Region
 from .avals import float_dtype, is_16_bit
 from .constant_range import ConstantRange
-from .copies import CopyKey, Tag
-from .marks import NONE, Marks
+from .copies import CopyKey, Tag, products_of
+from .marks import GIVEN, NONE, PARAMETER, Marks
 from .needs import Need
 
 READ_BY = "read by "
@@ -140,6 +140,46 @@ class ValueState:
         A literal has no gradient, and neither has another value that is known at trace time.
         """
         return self.source not in (None, Source.LITERAL) and self.known_value is None
+
+
+def input_states(
+    variables: Sequence[Atom], sources: Sequence[Source], policy: Policy
+) -> list[ValueState]:
+    """Returns the states of the inputs of a program.
+
+    Args:
+        variables: The inputs.
+        sources: The kind of each input.
+        policy: The policy of the program.
+    """
+    products = products_of(policy)
+    tag = None if products is None else products.tag
+
+    def state(v: Atom, source: Source) -> ValueState:
+        dtype = float_dtype(v.aval)
+        if dtype is None:
+            return ValueState(None)
+        if source is Source.PARAM:
+            return ValueState(dtype, source, tag=tag, marks=PARAMETER)
+        return ValueState(dtype, source, marks=GIVEN)
+
+    return list(map(state, variables, sources))
+
+
+def literal_state(literal: Literal) -> ValueState:
+    """Returns the state of a literal of a jaxpr.
+
+    Args:
+        literal: The literal.
+    """
+    dtype = float_dtype(literal.aval)
+    shape = getattr(literal.aval, "shape", None)
+    if shape == () and isinstance(literal.val, bool | int | float | np.generic | np.ndarray):
+        value = np.asarray(literal.val)
+        if value.dtype.kind in "iufb" or dtype is not None:
+            source = Source.LITERAL if dtype else None
+            return ValueState(dtype, source, known_value=float(value))
+    return ValueState(dtype, Source.CONST if dtype else None)
 
 
 class Use(enum.Flag):

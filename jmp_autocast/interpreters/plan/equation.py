@@ -25,23 +25,22 @@ from .avals import at_least, is_16_bit
 from .basic_plans import (
     cast_results,
     emitted,
-    folded,
     in_dtype,
     in_precision,
     keep,
-    move_source,
     rounded_once,
     view_of,
-    without_floats,
 )
 from .data import (
     BIND,
+    KEEP,
     READ_BY,
     Bind,
     Context,
     Contract,
     EquationPlan,
     Keep,
+    Move,
     Reason,
     ReasonCode,
     Request,
@@ -50,16 +49,17 @@ from .data import (
     ValueState,
 )
 from .needs import OF_PRODUCTS, ROWS, Need, cannot_pay
-from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
 
 _CONTRACTS = having("contracts")
+_KEEPS_ALL = having("whole")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
 # Primitives whose results hold elements of their operands, perhaps negated.
 _SELECTS = having("affine") & having("rounds")
 _COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 
+_NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
 _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
@@ -109,18 +109,33 @@ def _plans(chain: Sequence[Link], ctx: Context) -> Iterator[EquationPlan]:
 
 
 def _has_no_floats(ctx: Context) -> EquationPlan | None:
-    """Integers, bools and float8 arrays of the program are never cast."""
-    return None if ctx.floats else without_floats(ctx)
+    """Integers, bools and float8 arrays of the program are never cast; an `iota` is data."""
+    if ctx.floats:
+        return None
+    source = Source.DATA if ctx.name == "iota" else None
+    dtypes = map(ctx.declared, ctx.eqn.outvars)
+    results = tuple(ValueState(dtype, dtype and source) for dtype in dtypes)
+    return EquationPlan(KEEP, ctx.given, (None,) * len(ctx.given), results, _NO_FLOAT)
 
 
 def _moves_a_source(ctx: Context) -> EquationPlan | None:
     """A move of a source returns a source of the same dtype, which each consumer casts."""
+    if len(ctx.floats) != 1 or (state := ctx.given[ctx.floats[0]]).source is None:
+        return None
     # Whether the result has 16-bit consumers is not known yet. For them the rewriter moves the
-    # 16-bit copy instead.
-    if len(ctx.floats) == 1:
-        i = ctx.floats[0]
-        return move_source(ctx, i) if ctx.given[i].source is not None else None
-    return None
+    # operand's 16-bit copy, which may be smaller than the result. Rows that a gather looks up in a
+    # parameter are activations: they become data, so that they vote.
+    is_lookup = ctx.name == "gather" and state.source is Source.PARAM
+    moved = dataclasses.replace(
+        state,
+        source=Source.DATA if is_lookup else state.source,
+        tag=None if is_lookup or state.tag is None else state.tag.moved(ctx.name in _KEEPS_ALL),
+        is_looked_up=state.is_looked_up or is_lookup,
+    )
+    results = tuple(moved if ctx.declared(v) else ValueState(None) for v in ctx.eqn.outvars)
+    cause = f"data movement of a {state.source.value} source"
+    reason = Reason(ReasonCode.SOURCE, cause, tuple(ctx.floats))
+    return EquationPlan(Move(), ctx.given, (None,) * len(ctx.given), results, reason)
 
 
 def _stands_in_scope(ctx: Context) -> EquationPlan | None:
@@ -147,8 +162,12 @@ def _is_known(ctx: Context) -> EquationPlan | None:
     # computed float32 value, whose vote raises the scores of every attention to float32.
     if any([state.known_value is None or state.dtype != FLOAT32 for state in ctx.given]):
         return None
-    known = fold(ctx.name, ctx.given)
-    return None if known is None else folded(ctx, known)
+    # It is folded in the declared dtype, as XLA would compute it: guards check its value.
+    with np.errstate(all="ignore"):
+        known = FOLDS[ctx.name](*[FLOAT32.type(state.known_value) for state in ctx.given])
+    plan = keep(ctx, Reason(ReasonCode.SOURCE, "a literal", tuple(ctx.floats)))
+    results = tuple(ValueState(s.dtype, Source.LITERAL, float(known)) for s in plan.results)
+    return dataclasses.replace(plan, results=results)
 
 
 def _has_a_rule(ctx: Context) -> EquationPlan | None:

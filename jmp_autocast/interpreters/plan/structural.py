@@ -7,7 +7,7 @@ rule of its own is planned by `plan_described`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ import numpy as np
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
 from ...policies.registry import known_rule
 from ...scopes import CAST, mark
-from ..compat import AnyJaxpr, Atom, aval_of, is_ref, jax_function
+from ..compat import AnyJaxpr, aval_of, is_ref, jax_function
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import (
     STRUCTURES,
@@ -33,6 +33,7 @@ from .call_operands import cast_states, read_full, read_low
 from .data import (
     BIND,
     KEEP,
+    Action,
     Cast,
     Context,
     EquationPlan,
@@ -48,7 +49,6 @@ from .data import (
 )
 from .mark_sweep import Memo
 from .marks import NONE
-from .value_facts import number_state
 
 
 class Plans(Protocol):
@@ -307,7 +307,7 @@ def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
     )
 
 
-def loop_invariants(states: Sequence[ValueState]) -> list[ValueState]:
+def loop_invariants(states: Iterable[ValueState]) -> list[ValueState]:
     """Returns the states of a loop's constants in its body: each source is loop-invariant there."""
     return [dataclasses.replace(s, loop_invariant=True) if s.source else s for s in states]
 
@@ -321,42 +321,53 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
 
     A bool or an 8-bit integer that is cast to a float is a constant; other integers become data.
     """
-    given, eqn = ctx.given, ctx.eqn
-    (state,), (var,) = given, eqn.invars
-    is_back = aval_of(eqn.outvars[0]).dtype == FLOAT32
+    (state,), (var,), (made,) = ctx.given, ctx.eqn.invars, ctx.eqn.outvars
+    of, source, target = aval_of(var).dtype, ctx.declared(var), ctx.declared(made)
+    cast = Reason(ReasonCode.USER_CAST, f"{of} to {cast_dtype(ctx.eqn)}")
+
+    def plan(
+        action: Action,
+        result: ValueState,
+        reason: Reason = cast,
+        operand: np.dtype | None = None,
+        uses: tuple[Use, ...] = (),
+    ) -> EquationPlan:
+        return EquationPlan(action, ctx.given, (operand,), (result,), reason, uses=uses)
+
+    is_back = aval_of(made).dtype == FLOAT32
     if is_back and ctx.region.names and ctx.region.names[-1] == _OURS:
         # Autocast has added this cast after a kernel. It is left out: the result keeps its dtype.
-        no_cast = Reason(ReasonCode.STRUCTURAL, "no cast")
-        return EquationPlan(Cast(), given, (None,), (state,), no_cast)
-    source, target = ctx.declared(var), ctx.declared(eqn.outvars[0])
-    cast = Reason(ReasonCode.USER_CAST, f"{aval_of(var).dtype} to {cast_dtype(eqn)}")
+        return plan(Cast(), state, Reason(ReasonCode.STRUCTURAL, "no cast"))
+    known = state.known_value
     if source is None and target is None:
-        result = ValueState(None, known_value=state.known_value)
-        return EquationPlan(KEEP, given, (None,), (result,), cast)
-    if source is None:
-        assert target is not None
-        action = Move() if _is_exact(var) else KEEP
-        result = number_state(aval_of(var).dtype, target, state)
-        return EquationPlan(action, given, (None,), (result,), cast)
+        return plan(KEEP, ValueState(None, known_value=known))
     # If the planned dtype of the operand is not its declared one, the plan replaces the cast.
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:
         # float64 and complex numbers have the digits of float32: a cast to them requests float32.
-        made = aval_of(eqn.outvars[0]).dtype
-        is_wider = jnp.issubdtype(made, jnp.inexact) and made.itemsize > FLOAT32.itemsize
-        uses = (Use.FULL,) if is_wider else ()
-        return EquationPlan(action, given, (None,), (ValueState(None),), cast, uses=uses)
+        dtype = aval_of(made).dtype
+        is_wider = jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize > FLOAT32.itemsize
+        return plan(action, ValueState(None), uses=(Use.FULL,) if is_wider else ())
     if source == target:
         # Only the weak type changes: the value keeps its dtype.
         code = ReasonCode.STRUCTURAL
         if state.source is not None:
             action, code = Move(as_declared), ReasonCode.SOURCE
-        return EquationPlan(action, given, (None,), (state,), Reason(code, "no cast", (0,)))
-    if state.known_value is not None:
-        result = ValueState(target, Source.LITERAL, state.known_value)
-    else:
-        result = ValueState(target, narrowed_by_user=target != FLOAT32)
+        return plan(action, state, Reason(code, "no cast", (0,)))
+    result = ValueState(target, narrowed_by_user=target != FLOAT32)
+    is_number = source is None and isinstance(of, np.dtype) and of.kind in "biu"
+    if is_number:
+        # A bool or a byte may be rounded: every float dtype holds integers up to 256.
+        is_exact = of.itemsize == 1
+        action = Move() if is_exact else KEEP
+        result = ValueState(
+            target, Source.CONST if is_exact else Source.DATA, may_be_rounded=is_exact
+        )
+    if known is not None and (is_number or source is not None):
+        result = ValueState(target, Source.LITERAL, known)
+    if source is None:
+        return plan(action, result)
     # The cast requests its target dtype: if it is float32, the producer is raised, and not rounded
     # and then widened.
     use = Use.of(target)
@@ -365,10 +376,4 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
         # producer from rounding to the compute dtype, which lacks digits or range of `target`.
         use |= Use.FULL
     lowers = ctx.region.compute_dtype is not None and state.dtype != target
-    operand = target if lowers else None
-    return EquationPlan(action, given, (operand,), (result,), cast, uses=(use,))
-
-
-def _is_exact(var: Atom) -> bool:
-    dtype = aval_of(var).dtype
-    return isinstance(dtype, np.dtype) and dtype.kind in "biu" and dtype.itemsize == 1
+    return plan(action, result, operand=target if lowers else None, uses=(use,))

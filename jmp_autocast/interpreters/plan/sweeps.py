@@ -14,14 +14,13 @@ from typing import Any
 
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
-from .data import Context, EquationPlan, Request, ValueState
+from .data import Context, EquationPlan, Request, ValueState, literal_state
 from .images import given_with_images, images_in
 from .mark_sweep import lookup, marks_of, moved_in
 from .marks import accumulates
 from .needs import NOTHING, Need, needs_of
 from .requests import Found, find_requests
 from .structural import Plans
-from .value_facts import literal_state
 
 # A call is planned again at most this often.
 _MAX_REQUESTS = 4

@@ -10,12 +10,15 @@ the norm stays in float32, and the sum is rounded.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ...policies import FLOAT32
 from ..compat import aval_of
+from ..primitives.clamped_cast import clamped
 from ..primitives.traits import having
 from .avals import is_16_bit, is_as_large
 from .basic_plans import rounded_once
@@ -23,7 +26,6 @@ from .constant_range import BOUND, NEAR
 from .data import Context, EquationPlan, Inside, Reason, ReasonCode, Source, ValueState
 from .marks import is_convolved_sum
 from .needs import HARMED, Need
-from .value_facts import clamped, representable
 
 _CHOOSES = having("chooses")
 _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of the operands
@@ -156,6 +158,31 @@ def starts_stream(ctx: Context) -> bool:
     operands = [ctx.given[i] for i in ctx.floats]
     others = [state.source for state in operands if not state.is_looked_up]
     return ctx.name in _STARTS and len(others) < len(operands) and Source.DATA not in others
+
+
+@functools.lru_cache(4096)
+def representable(value: float, dtype: np.dtype) -> bool:
+    """Returns whether a literal keeps its meaning in ``dtype``: it becomes no inf, 0, 1 or -1.
+
+    In float16 a mask of -1e9 becomes -inf, and a masked row NaN; ``1e-8`` becomes 0; ``1 - 1e-7``
+    becomes 1, and its logarithm 0. In bfloat16 nothing finite becomes infinite:
+    ``finfo(float32).min`` is clamped to the lowest bfloat16 number, an error of 2**-8, no more than
+    that of other numbers (`clamped`).
+
+    Args:
+        value: The value of every element of the literal.
+        dtype: A compute dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> representable(1e-8, jnp.dtype("float16")), representable(1e-8, jnp.dtype("bfloat16"))
+        (False, True)
+    """
+    # An infinity or a NaN in the program is the same in every dtype.
+    if not math.isfinite(value):
+        return True
+    rounded = float(clamped(value, dtype))
+    return math.isfinite(rounded) and not (rounded in (0.0, 1.0, -1.0) and rounded != value)
 
 
 def literal_guard(
