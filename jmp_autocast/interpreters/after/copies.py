@@ -10,9 +10,9 @@ import numpy as np
 
 from ..compat import Atom, JaxprEqn, Literal
 from ..plan.avals import is_16_bit
-from ..plan.call_operands import uses_behind_moves
 from ..plan.copies import CopyKey
 from ..plan.data import EquationPlan, Inside, Move, Plan, Use, ValueState
+from ..plan.structural import uses_behind_moves
 from ..primitives.structure import Body, bodies, holds_rules, isolates, runs_again
 from ..primitives.traits import having
 from .walk import Root, follow

@@ -217,14 +217,16 @@ def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
     if decision.policy is CastPolicy.LOWER_PRECISION_FP:
         guarded = origin != "rules"
         low = _lower(ctx, guarded=guarded)
-        if guarded and contracts and _reads_whole(ctx) is not None:
+        if not _is_rounded(low) or not contracts:
+            return low
+        if guarded and _reads_whole(ctx) is not None:
             # The result is float32: it may hold whole numbers above 256, which bfloat16 rounds.
             return _with_float32_result(ctx, low, _COUNTS)
         plan = _accumulating(ctx, low)
-        if ctx.region.product is not None and contracts and _is_rounded(low):
-            plan = cast_results(plan, decision)
-            return ctx.region.product(ctx, plan, _contract(ctx, plan).of_sources)
-        return plan
+        if ctx.region.product is None:
+            return plan
+        of_sources = not ctx.policy.rounds_weight_gradients
+        return ctx.region.product(ctx, cast_results(plan, decision), of_sources)
     if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
         return _with_float32_result(ctx, _lower(ctx, guarded=True), _REQUESTED)
     if decision.policy in FULL_POLICIES:
@@ -411,12 +413,10 @@ GUARDS: tuple[Link, ...] = (
 
 
 def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan with a float32 gradient of each source that a 16-bit matmul reads.
+    """Returns the plan of a 16-bit product with a float32 gradient of each source that it reads.
 
     A convolution keeps its plan: XLA's GPU backend runs one with a float32 result in float32.
     """
-    if ctx.name not in _CONTRACTS or not _is_rounded(plan):
-        return plan
     # The gradient of a weight is a sum over a batch, and over devices. If it is rounded before the
     # sum over devices, small differences between devices are lost: 257 becomes 256 in bfloat16.
     # ``level="by_hand"`` accepts this loss, to send half the bytes.

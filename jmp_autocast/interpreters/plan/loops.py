@@ -11,7 +11,6 @@ from ...policies import FLOAT32
 from ..compat import body_of
 from ..primitives.structure import Body, bodies
 from .avals import is_16_bit
-from .call_operands import cast_states, read_low
 from .data import (
     Context,
     EquationPlan,
@@ -30,9 +29,11 @@ from .needs import Need, needs_in_bodies
 from .structural import (
     INSIDE,
     Plans,
+    cast_states,
     full_if_float,
     loop_invariants,
     plans,
+    read_low,
     stacked_states,
 )
 from .votes import literal_guard
