@@ -46,9 +46,7 @@ def voters(ctx: Context) -> list[int]:
 
     * The rounding of a factor costs as much as that of the result. Data votes, as PyTorch's float32
       tensors do, but only if it has the size of the result: the vote of a norm's scale, or of
-      RoPE's table, would raise a whole activation. In float16 a divisor that may have a gradient
-      votes: the gradient contains its inverse square, which is 0 from 4,096 on and infinite below
-      1/256.
+      RoPE's table, would raise a whole activation.
     * The rounding of a summand costs 2**-9 of the summand, which may be all of the result, as in
       ``position + offset`` or in ``weight - rate * gradient``. A source votes unless
       `_summand_votes` finds an exception.
@@ -78,12 +76,6 @@ def _factor_votes(ctx: Context, i: int) -> bool:
         return True
     others = [*ctx.eqn.outvars, *(ctx.eqn.invars[k] for k in ctx.floats)]
     return all(is_as_large(ctx.eqn.invars[i], v) for v in others)
-
-
-def _divisor_votes(ctx: Context, i: int) -> bool:
-    has_gradient = ctx.given[i].known_value is None and ctx.given[i].source is not Source.CONST
-    is_steep = ctx.compute_dtype == np.float16 and i == 1 and has_gradient
-    return is_steep or _factor_votes(ctx, i)
 
 
 def _summand_votes(ctx: Context, i: int) -> bool:
@@ -116,7 +108,7 @@ def _choice_votes(ctx: Context, i: int) -> bool:
     return ctx.given[i].source is Source.DATA or ctx.name not in _CLIPS
 
 
-_CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes), (having("div1"), _divisor_votes))
+_CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes))
 """Functions that return whether a source votes, by primitive; `_factor_votes` for all others."""
 
 
