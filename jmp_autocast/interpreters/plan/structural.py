@@ -16,7 +16,7 @@ import numpy as np
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
 from ...policies.registry import known_rule
 from ...scopes import CAST, mark
-from ..compat import AnyJaxpr, Atom, Literal, aval_of, is_ref, jax_function, variables_in
+from ..compat import AnyJaxpr, aval_of, is_ref, jax_function
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import (
     STRUCTURES,
@@ -50,6 +50,7 @@ from .data import (
 )
 from .mark_sweep import Memo
 from .marks import NONE
+from .reads import reads_low
 
 
 class Plans(Protocol):
@@ -229,50 +230,20 @@ def read_low(
 
     # A known value is cast at trace time. A source is not cast by default, because each consumer
     # reads its 16-bit copy through a `source_view`.
-    def is_cast(state: ValueState, use: Use) -> bool:
-        may_be = state.source in sources and state.known_value is None
-        return may_be and use is Use.LOW and state.dtype == FLOAT32
+    def may_be_cast(state: ValueState) -> bool:
+        return state.source in sources and state.known_value is None and state.dtype == FLOAT32
 
-    uses: Sequence[Use] = uses_behind_moves(inner) if isolates(ctx.eqn) else inner.uses
-    casts = list(map(is_cast, ctx.given, uses))
-    if any(casts) and not isolates(ctx.eqn):
-        # `inner.uses` leaves out comparisons, which accept either dtype. In an inlined call, a
+    is_isolated = isolates(ctx.eqn)
+    casts = [
+        may_be_cast(s) and (is_isolated or use is Use.LOW)
+        for s, use in zip(ctx.given, inner.uses, strict=True)
+    ]
+    if any(casts):
+        # `inner.uses` counts a move of a source as a float32 read, because the moved source is
+        # float32. It leaves out comparisons, which accept either dtype. In an inlined call, a
         # comparison would read float32: an operand that a comparison reads is not cast.
-        reads = uses_behind_moves(inner)
-        casts = [cast and not read & Use.FULL for cast, read in zip(casts, reads, strict=True)]
+        casts = [cast and is_low for cast, is_low in zip(casts, reads_low(inner), strict=True)]
     return [ctx.region.compute_dtype if cast else None for cast in casts]
-
-
-def uses_behind_moves(plan: Plan) -> list[Use]:
-    """Returns the uses of each input of a jaxpr, including the uses of its moved elements.
-
-    `Plan.uses` counts a move of a source as a float32 read, because the moved source is float32.
-
-    Args:
-        plan: The plan of the jaxpr.
-    """
-    found = [Use.NONE] * len(plan.inputs)
-    inputs: dict[Atom, int] = {v: i for i, v in enumerate(plan.jaxpr.invars)}
-
-    def add(atoms: Sequence[Atom], uses: Sequence[Use]) -> None:
-        for v, use in zip(atoms, uses, strict=True):
-            if not isinstance(v, Literal) and v in inputs:
-                found[inputs[v]] |= use
-
-    for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
-        moved = [inputs[v] for v in variables_in(eqn.invars) if v in inputs]
-        if isinstance(equation.action, Move) and moved:
-            inputs.update(dict.fromkeys(eqn.outvars, moved[0]))
-            continue
-        # The reads of a call are the casts of its operands, and the reads in its bodies.
-        dtypes = equation.operands if equation.inner else equation.reads
-        reads = [Use.of(dtype) for dtype in dtypes]
-        for body, inner in zip(bodies(eqn), equation.inner, strict=True) if equation.inner else ():
-            for i, use in zip(body.operands, uses_behind_moves(inner), strict=True):
-                reads[i] |= use
-        add(eqn.invars, reads)
-    add(plan.jaxpr.outvars, [Use.of(state.dtype) for state in plan.outputs])
-    return found
 
 
 def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
