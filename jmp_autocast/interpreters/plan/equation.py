@@ -258,21 +258,18 @@ def _lower(ctx: Context, guarded: bool) -> EquationPlan:
     # A product may be lowered: XLA multiplies 16-bit operands exactly and adds in float32 on every
     # backend. Only the operands and the result are rounded, in bfloat16 by 2**-9 of each.
     plan = in_dtype(ctx, ctx.compute_dtype, _LOW)
+    if not contracts:
+        return plan
+    action, results = plan.action, plan.results
     # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if the
     # operands have 16 bits.
     declared_low = all(aval_of(ctx.eqn.invars[i]).dtype == ctx.compute_dtype for i in ctx.floats)
-    if contracts and declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
-        results = tuple(ValueState(FLOAT32) for _ in plan.results)
-        action = plan.action if isinstance(plan.action, Keep) else BIND
-        plan = dataclasses.replace(plan, results=results, action=action)
-    if (
-        contracts
-        and isinstance(plan.action, Bind)
-        and (dropped := reading.without_request(ctx.eqn))
-    ):
-        params = {**plan.action.params, **dropped}
-        plan = dataclasses.replace(plan, action=dataclasses.replace(plan.action, params=params))
-    return plan
+    if declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
+        results = tuple(ValueState(FLOAT32) for _ in results)
+        action = action if isinstance(action, Keep) else BIND
+    if isinstance(action, Bind) and (dropped := reading.without_request(ctx.eqn)):
+        action = dataclasses.replace(action, params={**action.params, **dropped})
+    return dataclasses.replace(plan, results=results, action=action)
 
 
 def _requested(ctx: Context, overrules: bool) -> EquationPlan | None:
