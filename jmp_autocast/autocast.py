@@ -39,8 +39,7 @@ from .interpreters.compat.settings import (
 )
 from .interpreters.keep.choice import ResidualChoice
 from .interpreters.keep.emit import may_plan, run_planned
-from .interpreters.plan.data import EquationPlan, Plan
-from .interpreters.plan.value_facts import input_states
+from .interpreters.plan.data import EquationPlan, Plan, input_states
 from .policies import Policy, PolicyLike
 from .policies.dtypes import is_default
 from .policies.precisions import precision_around

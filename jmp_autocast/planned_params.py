@@ -9,8 +9,8 @@ import jax
 
 from .autocast import Autocast, PlannedCall
 from .call.arguments import is_array
-from .interpreters.after.stored_reads import Read, read_dtypes
 from .interpreters.plan.data import Plan, ValueState
+from .interpreters.plan.reads import Read, read_dtypes
 from .policies import FLOAT32
 
 

@@ -16,10 +16,10 @@ from .call.switch import is_switched_off
 from .float8.dequantize import QuantizedArray, is_quantized
 from .float8.products import untrained
 from .float8.scale import ScaleOf, Values, Weight
-from .interpreters.after.stored_reads import Copied
 from .interpreters.after.walk import walk_plan
 from .interpreters.compat import Tracer
 from .interpreters.plan.data import Plan, ReasonCode
+from .interpreters.plan.reads import Copied
 from .planned_params import PlannedParams, each_once, is_abstract
 from .policies import COMPUTE_DTYPES, E4M3, FLOAT32, Policy, PolicyLike, as_recipe, may_use_float8
 from .policies.callables import name_of

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..interpreters.after.walk import entering, follow, leaving
 from ..interpreters.compat import AnyJaxpr, aval_of, body_of
 from ..interpreters.plan.data import Source
+from ..interpreters.plan.reads import entering, follow, leaving
 from ..interpreters.primitives import reading
 from ..interpreters.primitives.held_contraction import held_jaxpr
 from ..interpreters.primitives.structure import bodies

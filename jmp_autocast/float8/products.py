@@ -153,7 +153,7 @@ def _obstacle(ctx: Context, weights: list[int], recipe: Float8, is_last: bool) -
     if len(weights) != 1:
         return "both operands are parameters" if weights else "no operand is a parameter"
     other = ctx.given[1 - weights[0]]
-    if other.may_be_rounded or other.integer_bound is not None:
+    if other.may_be_rounded or ctx.marks[1 - weights[0]].whole:
         return f"operand {1 - weights[0]} holds whole numbers, which have no scale"
     tag = ctx.given[weights[0]].tag
     if tag is not None and tag.in_slices:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -127,15 +127,12 @@ def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
         region_of: Returns the region of an equation.
     """
     while True:
-        body = body_of(jaxpr)
-        calls = {k: eqn for k, eqn in enumerate(body.eqns) if _is_open(eqn)}
-        if not calls:
-            return jaxpr
-        picked = [e.invars[0] for e in body.eqns if picks(e) and region_of(e).lowers]
-        behind = _values_behind(body, picked)
-        made_in = {k for k, eqn in calls.items() if behind and _makes_elementwise(eqn, behind)}
-        near = {k: calls[k] for k in _picked_through(calls) | made_in}
-        found = {k for k, e in near.items() if region_of(e).may_change(e.primitive.name)}
+        eqns = body_of(jaxpr).eqns
+        picked = [e.invars[0] for e in eqns if picks(e) and region_of(e).lowers]
+        behind = _values_behind(eqns, picked)
+        calls = [(k, eqn) for k, eqn in enumerate(eqns) if _is_open(eqn)]
+        near = [(k, e) for k, e in calls if _picks_through(e) or _makes_elementwise(e, behind)]
+        found = {k for k, e in near if region_of(e).may_change(e.primitive.name)}
         if not found:
             return jaxpr
         jaxpr = _inlined(jaxpr, found)
@@ -146,24 +143,20 @@ def _is_open(eqn: JaxprEqn) -> bool:
     return is_plain_call(eqn) and not eqn.effects and not consts_of(called(eqn))
 
 
-def _picked_through(calls: dict[int, Any]) -> set[int]:
-    """Returns the calls whose body picks from a value that is computed outside.
+def _picks_through(call: JaxprEqn) -> bool:
+    """Whether the body of a call picks from a value that is computed outside.
 
     If the gather stayed in the call, the whole outer value and its gradient would be stored.
     """
-    reached: dict[int, bool] = {}
-    inside = {k: body_of(called(eqn)) for k, eqn in calls.items()}
-    for inner in inside.values():
-        if id(inner) not in reached:
-            behind = _values_behind(inner, [e.invars[0] for e in inner.eqns if picks(e)])
-            reached[id(inner)] = not behind.isdisjoint(inner.invars)
-    return {k for k, inner in inside.items() if reached[id(inner)]}
+    inner = body_of(called(call))
+    behind = _values_behind(inner.eqns, [e.invars[0] for e in inner.eqns if picks(e)])
+    return not behind.isdisjoint(inner.invars)
 
 
-def _values_behind(jaxpr: AnyJaxpr, picked: Iterable[Any]) -> set[Any]:
+def _values_behind(eqns: Sequence[JaxprEqn], picked: Iterable[Any]) -> set[Any]:
     """Returns the arrays in ``picked``, and those from which they are computed elementwise."""
     behind = {v for v in picked if not isinstance(v, Literal)}
-    for eqn in reversed(jaxpr.eqns) if behind else ():
+    for eqn in reversed(eqns) if behind else ():
         if passes_picks(eqn) and eqn.outvars[0] in behind:
             shape = aval_of(eqn.outvars[0]).shape
             operands = [v for v in eqn.invars if not isinstance(v, Literal)]

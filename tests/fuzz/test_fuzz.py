@@ -11,7 +11,7 @@ from jax import lax
 
 from jmp_autocast import BF16, CastPolicy, Policy, autocast, keep_less, register_rule
 from jmp_autocast.interpreters.compat import Tracer
-from jmp_autocast.interpreters.plan import basic_plans, equation, marks, votes
+from jmp_autocast.interpreters.plan import equation, marks, votes
 from jmp_autocast.interpreters.plan.planner import Planner
 from tests.support.jaxprs import inner_jaxprs, trace
 
@@ -179,7 +179,6 @@ LOST = {
     "coordinates": (
         operations_probes.rotated,
         lambda patch: [
-            patch.setattr(basic_plans, "coordinate_bound", lambda *operands: None),
             patch.setattr(marks, "COUNTED", marks.NONE),
             # A product of positions alone, or of a position and a frequency, sums too little.
             patch.setattr(equation, "cannot_pay", lambda eqn: False),

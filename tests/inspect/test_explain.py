@@ -263,7 +263,7 @@ WAVES = np.diff(np.eye(8, dtype=np.float32), axis=0)
 GUARDED = {
     "cannot pay": (lambda w, x: x[:, :3] @ w[:3], BF16, "at most 4 elements are summed"),
     "differences": (lambda w, x: WAVES @ (x @ w), BF16, "add up to 0"),
-    "positions": (lambda w, x: jnp.arange(64.0).reshape(8, 8) @ w, BF16, "integers up to 63"),
+    "positions": (lambda w, x: jnp.arange(64.0).reshape(8, 8) @ w, BF16, "evenly spaced positions"),
     "a request": (lambda w, x: jnp.dot(x, w, precision="highest"), BF16, "precision="),
     "a derivative": (lambda w, x: ((x @ w) / (x @ x)) @ w, FP16, "its derivative may leave"),
     "range": (lambda w, x: jnp.where(x > 0, x @ w, -1e9) @ w, FP16, "has no float16 value"),

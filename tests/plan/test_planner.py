@@ -193,7 +193,7 @@ def test_reasons_and_that_what_is_planned_is_emitted(fn, primitive, code, dtype)
 def test_a_reason_names_its_cause():
     causes = {
         "literal": "9.99967e-42 has no bfloat16 value",
-        "coordinates": "operand 0 holds integers up to 65535",
+        "coordinates": "operand 0 holds evenly spaced positions",
         "promote_full": "operand 1 is float32, computed",
         "scope": "scope full_precision",
         "unknown": unknown.name,

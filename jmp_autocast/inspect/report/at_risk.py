@@ -13,9 +13,15 @@ from ...interpreters import Planner
 from ...interpreters.after.walk import Visit, walk_plan
 from ...interpreters.compat import body_of, source_line
 from ...interpreters.plan.avals import float_dtype, is_16_bit
-from ...interpreters.plan.data import READ_BY, Plan, ReasonCode, Request, ValueState
+from ...interpreters.plan.data import (
+    READ_BY,
+    Plan,
+    ReasonCode,
+    Request,
+    ValueState,
+    input_states,
+)
 from ...interpreters.plan.needs import DECOMPOSES, ROWS
-from ...interpreters.plan.value_facts import input_states
 from ...interpreters.primitives.structure import equations_in
 from ...interpreters.primitives.traits import having
 from ...policies import COMPUTE_DTYPES, FLOAT32, Policy

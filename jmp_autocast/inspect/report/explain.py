@@ -10,7 +10,6 @@ from ...autocast import ANNOTATED, PlannedCall, wrapper_for
 from ...call.arguments import name_of
 from ...interpreters import Source, compat
 from ...interpreters.after.kept_wide import kernels_in
-from ...interpreters.after.stored_reads import Copied, read_dtypes
 from ...interpreters.after.walk import Visit, equations_once, walk_plan
 from ...interpreters.plan.avals import float_dtype
 from ...interpreters.plan.data import (
@@ -23,6 +22,7 @@ from ...interpreters.plan.data import (
     Request,
     ValueState,
 )
+from ...interpreters.plan.reads import Copied, read_dtypes
 from ...interpreters.plan.structural import planning_rule
 from ...interpreters.primitives.structure import bodies, equations_in
 from ...policies import COMPUTE_DTYPES, CONTRACTIONS, E4M3, FLOAT32, Policy, PolicyLike

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from ...interpreters import compat
-from ...interpreters.after.walk import entering, follow, leaving
 from ...interpreters.compat import AnyJaxpr, JaxprEqn, Literal, name_stack
+from ...interpreters.plan.reads import entering, follow, leaving
 from ...interpreters.primitives.evaluate import of_positions
 from ...interpreters.primitives.held_contraction import contraction_in
 from ...interpreters.primitives.structure import bodies, equations_in

@@ -28,9 +28,9 @@ from ..plan.avals import is_16_bit
 from ..plan.data import EquationPlan, Plan, ReasonCode, Request, ValueState
 from ..plan.needs import Need
 from ..plan.planner import Planner
+from ..plan.reads import follow
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import called, is_call
-from .walk import follow
 
 # The dtype of a value in PyTorch; None if it equals the dtype in the plan.
 _Other: TypeAlias = np.dtype | None

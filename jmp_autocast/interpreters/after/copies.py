@@ -11,12 +11,11 @@ import numpy as np
 
 from ..compat import Atom, JaxprEqn, Literal, variables_in
 from ..plan.avals import is_16_bit
-from ..plan.call_operands import uses_behind_moves
 from ..plan.copies import CopyKey
-from ..plan.data import EquationPlan, Inside, Move, Plan, Use, ValueState
+from ..plan.data import EquationPlan, Inside, Move, Plan, ValueState
+from ..plan.reads import Root, follow, reads_low
 from ..primitives.structure import Body, bodies, holds_rules, isolates, runs_again
 from ..primitives.traits import having
-from .walk import Root, follow
 
 Copies: TypeAlias = tuple[tuple[int, CopyKey], ...]
 """Pairs (input, key): the position of a source, and the key of a copy that is read."""
@@ -47,12 +46,12 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
         return ()
     found: dict[tuple[int, CopyKey], None] = {}
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
-        reads: Sequence[Use] = uses_behind_moves(inner) if isolates(eqn) else ()
+        are_low = reads_low(inner) if isolates(eqn) else []
         for i, key in source_copies(inner, known):
             if isolates(eqn):
                 # If the body reads the source in float32, too, the copy stays outside: otherwise,
                 # each device would receive both arrays.
-                enters = isinstance(key, np.dtype) and reads[i] is Use.LOW
+                enters = isinstance(key, np.dtype) and are_low[i]
             else:
                 enters = _is_handed_in(eqn, body, i, plan.given[body.operands[i]], key)
             if enters:

@@ -1,102 +1,19 @@
-"""Walks over a plan with the provenance of each value, for reports, copies and `tune`.
-
-Provenance is a fact that is propagated from the inputs of a jaxpr through its equations: the visit
-that produced a value, the input that the value aliases, or whether it depends on parameters alone.
-`follow`, `entering` and `leaving` propagate any such fact, into bodies and out of them.
-"""
+"""Walks over a plan with the equation that produced each value, for reports and `tune`."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import TypeAlias
 
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, body_of, scope_names
+from ..compat import JaxprEqn, scope_names
 from ..plan.data import EquationPlan, Plan
-from ..primitives.structure import Body, bodies
+from ..plan.reads import entering, follow, leaving
+from ..primitives.structure import bodies
 
-V = TypeVar("V")
 Origin: TypeAlias = int | str | None
 """Where a value comes from: the index of the visit that made it, or the path of an input of the
 program, None for literals and constants."""
-
-
-class Root(NamedTuple):
-    """The input whose elements a value holds.
-
-    Args:
-        input: The position of the input.
-        slices: The number of leading dimensions along which loops slice the input to get the value.
-            None if the value holds only a part of the input or of such a slice.
-        is_moved: Whether the dimensions of the value may differ from those of the input or slice.
-    """
-
-    input: int
-    slices: int | None = 0
-    is_moved: bool = False
-
-    def sliced(self) -> Root:
-        """Returns the root of the slice of this value that one iteration of a loop reads."""
-        slices = None if self.is_moved or self.slices is None else self.slices + 1
-        return self._replace(slices=slices)
-
-    def moved(self, is_all: bool) -> Root:
-        """Returns the root after a move of all elements of the value (``is_all``) or of some."""
-        return Root(self.input, self.slices if is_all else None, True)
-
-
-def follow(
-    jaxpr: AnyJaxpr,
-    inputs: Sequence[V],
-    constant: V,
-    step: Callable[[int, Any, list[V]], Sequence[V]],
-) -> list[V]:
-    """Returns where each output of a jaxpr comes from.
-
-    Args:
-        jaxpr: An open or closed jaxpr.
-        inputs: Where each of its inputs comes from.
-        constant: Where its constants and literals come from.
-        step: Takes the index of an equation, the equation and where each operand comes from;
-            returns where each result comes from.
-    """
-    body = body_of(jaxpr)
-    found = dict.fromkeys(body.constvars, constant)
-    found.update(zip(body.invars, inputs, strict=True))
-
-    def of(atoms: Sequence[Atom]) -> list[V]:
-        return [constant if isinstance(v, Literal) else found[v] for v in atoms]
-
-    for i, eqn in enumerate(body.eqns):
-        found.update(zip(eqn.outvars, step(i, eqn, of(eqn.invars)), strict=True))
-    return of(body.outvars)
-
-
-def entering(body: Body, given: Sequence[V], made: V) -> list[V]:
-    """Returns the origin of each input of a body.
-
-    Args:
-        body: One of the bodies of an equation.
-        given: The origin of each operand of the equation.
-        made: The origin of carries, which the equation itself produces.
-    """
-    return [made if i in body.carried else given[k] for i, k in enumerate(body.operands)]
-
-
-def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> list[V]:
-    """Returns the origin of each result of an equation with one body.
-
-    Args:
-        body: Its body.
-        outputs: The origin of each output of the body; None if the equation itself produces it.
-        made: The origin of results that the equation itself produces, such as carries.
-        count: The number of the equation's results.
-    """
-    found, carried = [made] * count, {output for _, output in body.carries}
-    for k, (result, output) in enumerate(zip(body.results, outputs, strict=True)):
-        if result is not None and output is not None and k not in carried:
-            found[result] = output
-    return found
 
 
 @dataclasses.dataclass(slots=True)

@@ -57,13 +57,3 @@ def at_least(one: Any, other: Any) -> bool:
 def is_as_large(atom: Atom, other: Any) -> bool:
     """Returns whether a variable or literal has at least as many elements as another."""
     return at_least(element_count(atom), element_count(other))
-
-
-def largest_index(length: Any) -> float:
-    """Returns the largest index along a dimension, infinity if its length is symbolic.
-
-    Example:
-        >>> largest_index(5)
-        4.0
-    """
-    return float(max(length - 1, 0)) if isinstance(length, int) else math.inf

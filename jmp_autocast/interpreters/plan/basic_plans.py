@@ -1,4 +1,4 @@
-"""Builds plans of equations that are kept, run in one dtype, moved, folded or replaced."""
+"""Builds plans of equations that are kept, run in one dtype or replaced."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ..primitives.flops import flops
 from ..primitives.reading import exponent, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
-from .avals import is_16_bit, largest_index
+from .avals import is_16_bit
 from .data import (
     BIND,
     KEEP,
@@ -27,15 +27,12 @@ from .data import (
     Emit,
     EquationPlan,
     Keep,
-    Move,
     Reason,
     ReasonCode,
     Redispatch,
-    Source,
     Use,
     ValueState,
 )
-from .value_facts import coordinate_bound
 
 _CONTRACTS = having("contracts")
 _REDISPATCHED = having("redispatch")
@@ -43,9 +40,7 @@ _REPEATS = having("repeats")
 _REPLICATES = having("replicates") | _REPEATS
 _SUMS = having("sums")
 _TRAVELS = having("travels")
-_WHOLE = having("whole")
 
-_NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _NOTHING = ValueState(None)
 # Equal states share one object: a program of many equations has few different states.
 _computed = functools.lru_cache(ValueState)
@@ -189,53 +184,6 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
         Reason(ReasonCode.EMIT, decision.emitted_name),
         uses=tuple([Use.of(dtype) for dtype in dtypes]),
     )
-
-
-def without_floats(ctx: Context) -> EquationPlan:
-    """Returns the plan of an equation without floats, and the bound of its integer coordinates."""
-    bound = coordinate_bound(ctx.name, ctx.given, range(len(ctx.given))) if ctx.given else None
-    if ctx.name == "iota":
-        bound = largest_index(reading.iota_length(ctx.eqn))
-    # Positions are integers before they are cast to floats: their bound is kept until a product
-    # reads them.
-    source = Source.DATA if ctx.name == "iota" else None
-    results = tuple(
-        ValueState(dtype, source, integer_bound=bound)
-        if (dtype := ctx.declared(v)) or bound is not None
-        else _NOTHING
-        for v in ctx.eqn.outvars
-    )
-    return EquationPlan(KEEP, ctx.given, (None,) * len(ctx.given), results, _NO_FLOAT)
-
-
-def move_source(ctx: Context, i: int) -> EquationPlan:
-    """Returns the plan of a data movement of source ``i``: the result is a source as well.
-
-    For 16-bit consumers, the rewriter moves the operand's 16-bit copy, which may be smaller than
-    the result.
-    """
-    state = ctx.given[i]
-    assert state.source is not None
-    # The elements are the same, so their facts (kind, value, bound, range) stay true. Rows that a
-    # gather looks up in a parameter are activations: they become data, so that they vote.
-    is_lookup = ctx.name == "gather" and state.source is Source.PARAM
-    source = Source.DATA if is_lookup else state.source
-    moved = dataclasses.replace(
-        state,
-        source=source,
-        tag=None if is_lookup or state.tag is None else state.tag.moved(ctx.name in _WHOLE),
-        is_looked_up=state.is_looked_up or is_lookup,
-    )
-    results = tuple(moved if ctx.declared(v) else _NOTHING for v in ctx.eqn.outvars)
-    reason = Reason(ReasonCode.SOURCE, f"data movement of a {state.source.value} source", (i,))
-    return EquationPlan(Move(), ctx.given, (None,) * len(ctx.given), results, reason)
-
-
-def folded(ctx: Context, known: float) -> EquationPlan:
-    """Returns the plan of an equation whose result has one value, known at trace time."""
-    plan = keep(ctx, Reason(ReasonCode.SOURCE, "a literal", tuple(ctx.floats)))
-    results = tuple(ValueState(s.dtype, Source.LITERAL, known) for s in plan.results)
-    return dataclasses.replace(plan, results=results)
 
 
 def view_of(

@@ -17,13 +17,15 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...policies import FLOAT32, Policy
-from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, is_array_aval
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, is_array_aval
 from ..regions import Region
 from .avals import float_dtype, is_16_bit
 from .constant_range import ConstantRange
-from .copies import CopyKey, Tag
-from .marks import NONE, Marks
+from .copies import CopyKey, Tag, products_of
+from .marks import GIVEN, NONE, PARAMETER, Marks
 from .needs import Need
+
+_NUMBERS = (bool, int, float, np.generic, np.ndarray)
 
 READ_BY = "read by "
 """The prefix of a `Reason.cause` that names a consumer by its primitive or its need."""
@@ -94,7 +96,6 @@ class ValueState:
             float array in autocast's domain.
         source: What kind of source it is, None for a computed value.
         known_value: The value of every element, if known at trace time.
-        integer_bound: An upper bound of the magnitude of integer coordinates, None without one.
         const_range: The range of a constant's elements, None for anything else.
         loop_invariant: The value is the same in each iteration of a loop: it is cast before the
             loop.
@@ -115,7 +116,6 @@ class ValueState:
     dtype: np.dtype | None
     source: Source | None = None
     known_value: float | None = None
-    integer_bound: float | None = None
     const_range: ConstantRange | None = None
     loop_invariant: bool = False
     narrowed_by_user: bool = False
@@ -143,6 +143,46 @@ class ValueState:
         A literal has no gradient, and neither has another value that is known at trace time.
         """
         return self.source not in (None, Source.LITERAL) and self.known_value is None
+
+
+def input_states(
+    variables: Sequence[Atom], sources: Sequence[Source], policy: Policy
+) -> list[ValueState]:
+    """Returns the states of the inputs of a program.
+
+    Args:
+        variables: The inputs.
+        sources: The kind of each input.
+        policy: The policy of the program.
+    """
+    products = products_of(policy)
+    tag = None if products is None else products.tag
+
+    @functools.cache
+    def state(dtype: np.dtype | None, source: Source) -> ValueState:
+        if dtype is None:
+            return ValueState(None)
+        if source is Source.PARAM:
+            return ValueState(dtype, source, tag=tag, marks=PARAMETER)
+        return ValueState(dtype, source, marks=GIVEN)
+
+    return [state(float_dtype(v.aval), s) for v, s in zip(variables, sources, strict=True)]
+
+
+def literal_state(literal: Literal) -> ValueState:
+    """Returns the state of a literal of a jaxpr.
+
+    Args:
+        literal: The literal.
+    """
+    dtype = float_dtype(literal.aval)
+    shape = getattr(literal.aval, "shape", None)
+    if shape == () and isinstance(literal.val, _NUMBERS):
+        value = np.asarray(literal.val)
+        if value.dtype.kind in "iufb" or dtype is not None:
+            source = Source.LITERAL if dtype else None
+            return ValueState(dtype, source, known_value=float(value))
+    return ValueState(dtype, Source.CONST if dtype else None)
 
 
 class Use(enum.Flag):

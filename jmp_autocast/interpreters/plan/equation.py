@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
@@ -26,23 +25,22 @@ from .avals import at_least, is_16_bit
 from .basic_plans import (
     cast_results,
     emitted,
-    folded,
     in_dtype,
     in_precision,
     keep,
-    move_source,
     rounded_once,
     view_of,
-    without_floats,
 )
 from .data import (
     BIND,
+    KEEP,
     READ_BY,
     Bind,
     Context,
     Contract,
     EquationPlan,
     Keep,
+    Move,
     Reason,
     ReasonCode,
     Request,
@@ -52,16 +50,17 @@ from .data import (
 )
 from .marks import accumulates
 from .needs import OF_PRODUCTS, ROWS, Need, cannot_pay
-from .value_facts import fold
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
 
 _CONTRACTS = having("contracts")
+_KEEPS_ALL = having("whole")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
 # Primitives whose results hold elements of their operands, perhaps negated.
 _SELECTS = having("affine") & having("rounds")
 _COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 
+_NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
 _LOW = Reason(ReasonCode.LOWER_PRECISION)
 _FULL = Reason(ReasonCode.FP32)
 _KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
@@ -113,18 +112,33 @@ def _first(chain: Sequence[Link], ctx: Context) -> Any:
 
 
 def _has_no_floats(ctx: Context) -> EquationPlan | None:
-    """Integers, bools and float8 arrays of the program are never cast."""
-    return None if ctx.floats else without_floats(ctx)
+    """Integers, bools and float8 arrays of the program are never cast; an `iota` is data."""
+    if ctx.floats:
+        return None
+    source = Source.DATA if ctx.name == "iota" else None
+    dtypes = map(ctx.declared, ctx.eqn.outvars)
+    results = tuple(ValueState(dtype, dtype and source) for dtype in dtypes)
+    return EquationPlan(KEEP, ctx.given, (None,) * len(ctx.given), results, _NO_FLOAT)
 
 
 def _moves_a_source(ctx: Context) -> EquationPlan | None:
     """A move of a source returns a source of the same dtype, which each consumer casts."""
+    if len(ctx.floats) != 1 or (state := ctx.given[ctx.floats[0]]).source is None:
+        return None
     # Whether the result has 16-bit consumers is not known yet. For them the rewriter moves the
-    # 16-bit copy instead.
-    if len(ctx.floats) == 1:
-        i = ctx.floats[0]
-        return move_source(ctx, i) if ctx.given[i].source is not None else None
-    return None
+    # operand's 16-bit copy, which may be smaller than the result. Rows that a gather looks up in a
+    # parameter are activations: they become data, so that they vote.
+    is_lookup = ctx.name == "gather" and state.source is Source.PARAM
+    moved = dataclasses.replace(
+        state,
+        source=Source.DATA if is_lookup else state.source,
+        tag=None if is_lookup or state.tag is None else state.tag.moved(ctx.name in _KEEPS_ALL),
+        is_looked_up=state.is_looked_up or is_lookup,
+    )
+    results = tuple(moved if ctx.declared(v) else ValueState(None) for v in ctx.eqn.outvars)
+    cause = f"data movement of a {state.source.value} source"
+    reason = Reason(ReasonCode.SOURCE, cause, tuple(ctx.floats))
+    return EquationPlan(Move(), ctx.given, (None,) * len(ctx.given), results, reason)
 
 
 def _stands_in_scope(ctx: Context) -> EquationPlan | None:
@@ -151,8 +165,12 @@ def _is_known(ctx: Context) -> EquationPlan | None:
     # computed float32 value, whose vote raises the scores of every attention to float32.
     if any([state.known_value is None or state.dtype != FLOAT32 for state in ctx.given]):
         return None
-    known = fold(ctx.name, ctx.given)
-    return None if known is None else folded(ctx, known)
+    # It is folded in the declared dtype, as XLA would compute it: guards check its value.
+    with np.errstate(all="ignore"):
+        known = FOLDS[ctx.name](*[FLOAT32.type(state.known_value) for state in ctx.given])
+    plan = keep(ctx, Reason(ReasonCode.SOURCE, "a literal", tuple(ctx.floats)))
+    results = tuple(ValueState(s.dtype, Source.LITERAL, float(known)) for s in plan.results)
+    return dataclasses.replace(plan, results=results)
 
 
 def _has_a_rule(ctx: Context) -> EquationPlan | None:
@@ -202,14 +220,16 @@ def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
     if decision.policy is CastPolicy.LOWER_PRECISION_FP:
         guarded = origin != "rules"
         low = _lower(ctx, guarded=guarded)
-        if guarded and contracts and _reads_whole(ctx) is not None:
+        if not _is_rounded(low) or not contracts:
+            return low
+        if guarded and _reads_whole(ctx) is not None:
             # The result is float32: it may hold whole numbers above 256, which bfloat16 rounds.
             return _with_float32_result(ctx, low, _COUNTS)
         plan = _accumulating(ctx, low)
-        if ctx.region.product is not None and contracts and _is_rounded(low):
-            plan = cast_results(plan, decision)
-            return ctx.region.product(ctx, plan, _contract(ctx, plan).of_sources)
-        return plan
+        if ctx.region.product is None:
+            return plan
+        of_sources = not ctx.policy.rounds_weight_gradients
+        return ctx.region.product(ctx, cast_results(plan, decision), of_sources)
     if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
         return _with_float32_result(ctx, _lower(ctx, guarded=True), _REQUESTED)
     if decision.policy in FULL_POLICIES:
@@ -241,21 +261,18 @@ def _lower(ctx: Context, guarded: bool) -> EquationPlan:
     # A product may be lowered: XLA multiplies 16-bit operands exactly and adds in float32 on every
     # backend. Only the operands and the result are rounded, in bfloat16 by 2**-9 of each.
     plan = in_dtype(ctx, ctx.compute_dtype, _LOW)
+    if not contracts:
+        return plan
+    action, results = plan.action, plan.results
     # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if the
     # operands have 16 bits.
     declared_low = all(aval_of(ctx.eqn.invars[i]).dtype == ctx.compute_dtype for i in ctx.floats)
-    if contracts and declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
-        results = tuple(ValueState(FLOAT32) for _ in plan.results)
-        action = plan.action if isinstance(plan.action, Keep) else BIND
-        plan = dataclasses.replace(plan, results=results, action=action)
-    if (
-        contracts
-        and isinstance(plan.action, Bind)
-        and (dropped := reading.without_request(ctx.eqn))
-    ):
-        params = {**plan.action.params, **dropped}
-        plan = dataclasses.replace(plan, action=dataclasses.replace(plan.action, params=params))
-    return plan
+    if declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
+        results = tuple(ValueState(FLOAT32) for _ in results)
+        action = action if isinstance(action, Keep) else BIND
+    if isinstance(action, Bind) and (dropped := reading.without_request(ctx.eqn)):
+        action = dataclasses.replace(action, params={**action.params, **dropped})
+    return dataclasses.replace(plan, results=results, action=action)
 
 
 def _requested(ctx: Context, overrules: bool) -> EquationPlan | None:
@@ -333,16 +350,14 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
             return Reason(ReasonCode.LITERAL, f"the elements of constant {i} add up to 0", (i,))
         if constant.small.has_both_signs and reading.multiplies_points(ctx.eqn, i):
             return Reason(ReasonCode.LITERAL, f"constant {i} adds and subtracts points", (i,))
-    # An angle is a position times a frequency. Integers with a known bound are positions. Integer
-    # inputs have an infinite bound: they are positions if the contraction sums at most three of
-    # them (x, y, z), else a mask, one-hot rows, an adjacency or a weight.
-    bound = state.integer_bound
-    is_counted = bound is not None and 1 < bound < math.inf
-    if is_counted or (bound == math.inf and at_least(3, reading.reduction_depth(ctx.eqn))):
-        return Reason(ReasonCode.COORD, f"operand {i} holds integers up to {bound:g}", (i,))
-    # Positions that were scaled, or that a constant holds as evenly spaced numbers, need digits.
+    # An angle is a position times a frequency. Integers of the program's inputs are positions if
+    # the contraction sums at most three of them (x, y, z), else a mask, one-hot rows, an adjacency
+    # or a weight.
     if marks.counted or (constant is not None and constant.small.is_even):
         return Reason(ReasonCode.COORD, f"operand {i} holds evenly spaced positions", (i,))
+    is_given = marks.whole and state.source is Source.DATA
+    if is_given and at_least(3, reading.reduction_depth(ctx.eqn)):
+        return Reason(ReasonCode.COORD, f"operand {i} holds integers", (i,))
     # The mark `exponential` is not set for the `exp` of a value less its row's maximum, or of a
     # negated square: neither exceeds 1.
     if marks.exponential and state.dtype == FLOAT32 and ctx.compute_dtype == np.float16:
@@ -398,12 +413,10 @@ GUARDS: tuple[Link, ...] = (
 
 
 def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan with a float32 gradient of each source that a 16-bit matmul reads.
+    """Returns the plan of a 16-bit product with a float32 gradient of each source that it reads.
 
     A convolution keeps its plan: XLA's GPU backend runs one with a float32 result in float32.
     """
-    if ctx.name not in _CONTRACTS or not _is_rounded(plan):
-        return plan
     # The gradient of a weight is a sum over a batch, and over devices. If it is rounded before the
     # sum over devices, small differences between devices are lost: 257 becomes 256 in bfloat16.
     # ``level="by_hand"`` accepts this loss, to send half the bytes.

@@ -7,12 +7,10 @@ from collections.abc import Callable, Collection, Sequence
 
 import numpy as np
 
-from ...policies import FLOAT32, Policy
+from ...policies import FLOAT32
 from ..compat import body_of
 from ..primitives.structure import Body, bodies
-from ..regions import Region
 from .avals import is_16_bit
-from .call_operands import cast_states, read_low
 from .data import (
     Context,
     EquationPlan,
@@ -25,51 +23,37 @@ from .data import (
     Use,
     ValueState,
 )
-from .mark_sweep import accumulating_carries, inputs_of, residual_streams
+from .mark_sweep import accumulated_in, inputs_of, residual_streams
 from .marks import PARAMETER, Marks
 from .needs import Need, needs_in_bodies
 from .structural import (
     INSIDE,
     Plans,
+    cast_states,
     full_if_float,
     loop_invariants,
     plans,
+    read_low,
     stacked_states,
 )
 from .votes import literal_guard
 
 
-def _widened(states: Sequence[ValueState]) -> list[np.dtype | None]:
-    """Returns the casts to float32 of 16-bit values that are computed before a loop."""
-    return [FLOAT32 if s.source is None and is_16_bit(s.dtype) else None for s in states]
-
-
-def _as_parameters(
-    states: Sequence[ValueState], casts: Sequence[np.dtype | None]
-) -> list[ValueState]:
-    """Returns the states that values from before a loop have in its body, where floats are sources.
+def _before_the_loop(state: ValueState) -> ValueState:
+    """Returns the state that a float32 value from before a scan has in its body, as a source.
 
     Each step reads one 16-bit copy of a source through a `source_view`, and the gradients of the
     steps add up in float32. When they were added up in 16 bits, 2,048 steps lost four fifths of the
     gradient of a normalized weight.
-
-    Args:
-        states: The states of the values before the loop.
-        casts: The casts to float32 from `_widened`.
     """
-
-    def parameter(state: ValueState, cast: np.dtype | None) -> ValueState:
-        dtype = cast or state.dtype
-        if dtype != FLOAT32 or state.source is not None:
-            return state
-        # A float32 value from before the loop votes in the body, as data does: if computed
-        # times were rounded as a bias is, the phase of a cosine changed by 2**-11 of the time. A
-        # widened 16-bit value can be rounded again without loss.
-        if cast is None:
-            return dataclasses.replace(state, source=Source.DATA)
-        return dataclasses.replace(state, dtype=FLOAT32, source=Source.PARAM, may_be_rounded=True)
-
-    return [parameter(state, cast) for state, cast in zip(states, casts, strict=True)]
+    if state.source is not None or state.dtype is None:
+        return state
+    # A float32 value from before the loop votes in the body, as data does: if computed times were
+    # rounded as a bias is, the phase of a cosine changed by 2**-11 of the time. A widened 16-bit
+    # value can be rounded again without loss.
+    if not is_16_bit(state.dtype):
+        return dataclasses.replace(state, source=Source.DATA)
+    return dataclasses.replace(state, dtype=FLOAT32, source=Source.PARAM, may_be_rounded=True)
 
 
 @plans("scan")
@@ -80,13 +64,13 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
     initial = given[start:end]
     # A 16-bit value from before the loop is widened once, so that the gradients of all steps add up
     # in float32. Each step reads the 16-bit value through a `source_view`.
-    widened = _widened(given[:start])
-    fixed = loop_invariants(_as_parameters(given[:start], widened))
+    constants = given[:start]
+    widened = [FLOAT32 if s.source is None and is_16_bit(s.dtype) else None for s in constants]
+    fixed = loop_invariants(map(_before_the_loop, constants))
     tagged = [(s, s.tag) for s in given[end:]]
     xs = [s if tag is None else dataclasses.replace(s, tag=tag.sliced()) for s, tag in tagged]
     ys = ctx.requests[len(initial) :]
-    accumulating = _accumulating(planner.policy, ctx, body)
-
+    accumulating = _accumulating(planner, ctx, body)
     needs = _needs_of_carries(planner, ctx)
     marks = inputs_of(body, ctx.marks, planner.memo)[start:end]
 
@@ -98,7 +82,7 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
 
     # The dtypes of the carries decide the dtypes in the body, and the body those of the carries:
     # both are settled before the plan is used.
-    carries, reason = _carries(planner.policy, ctx, body, accumulating, plan_body)
+    carries, reason = _carries(ctx, body, accumulating, plan_body)
     returned = [Request(d) for d in carries]
     inner = plan_body(carries, returned)
     # Stacked data is cast before the loop, all slices at once. A stacked parameter is cast slice by
@@ -130,11 +114,8 @@ def _carried(
     marks: Sequence[Marks],
 ) -> list[ValueState]:
     """Returns the states of a loop's carries in its body; ``marks`` are those of the carries."""
-    carry_marks = [
-        m._replace(summed=k in accumulating) if m.summed or k in accumulating else m
-        for k, m in enumerate(marks)
-    ]
-    return [ValueState(dtype, marks=m) for dtype, m in zip(dtypes, carry_marks, strict=True)]
+    pairs = enumerate(zip(dtypes, marks, strict=True))
+    return [ValueState(d, marks=m._replace(summed=k in accumulating)) for k, (d, m) in pairs]
 
 
 def _needs_of_carries(planner: Plans, ctx: Context) -> list[int]:
@@ -144,115 +125,78 @@ def _needs_of_carries(planner: Plans, ctx: Context) -> list[int]:
     return [int(last.returned[k]) for _, k in last.body.carries]
 
 
-def _accumulating(policy: Policy, ctx: Context, body: Body) -> frozenset[int]:
+def _accumulating(planner: Plans, ctx: Context, body: Body) -> frozenset[int]:
     """Returns the carries of a scan that add up over its iterations."""
+    found = accumulated_in(body, planner.memo)
+    if not ctx.policy.data_abstains:
+        return found
+    # At level "compute" a residual stream is 16 bits by intent, also in a scan over layers: with a
+    # float32 carry, a TPU moved 1.12 times the bytes of the hand-written model. A parameter that
+    # was cast before a function with a derivative rule is a computed value in the function, where
+    # only its marks identify it.
+    parameters = frozenset(
+        i
+        for i, (state, m) in enumerate(zip(ctx.given, ctx.marks, strict=True))
+        if state.source is Source.PARAM or m.given == PARAMETER.given
+    )
     jaxpr, count = body_of(body.jaxpr), len(body.carries)
-    found = accumulating_carries(jaxpr, body.fixed, count)
-    if policy.data_abstains:
-        # At level "compute" a residual stream is 16 bits by intent, also in a scan over layers:
-        # with a float32 carry, a TPU moved 1.12 times the bytes of the hand-written model. A
-        # parameter that was cast before a function with a derivative rule is a computed value in
-        # the function, where only its marks identify it.
-        parameters = frozenset(
-            i
-            for i, (state, m) in enumerate(zip(ctx.given, ctx.marks, strict=True))
-            if state.source is Source.PARAM or m.given == PARAMETER.given
-        )
-        found -= residual_streams(jaxpr, body.fixed, count, parameters)
-    return found
+    return found - residual_streams(jaxpr, body.fixed, count, parameters)
 
 
 def _carries(
-    policy: Policy,
-    ctx: Context,
-    body: Body,
-    accumulating: frozenset[int],
-    plan_body: Callable[..., Plan],
+    ctx: Context, body: Body, accumulating: frozenset[int], plan_body: Callable[..., Plan]
 ) -> tuple[list[np.dtype | None], Reason]:
-    """Returns the dtype of each carry of a scan, and a reason if any carry is float32."""
+    """Returns dtypes in which the body of a scan both takes and returns each carry, and a reason.
+
+    The search starts with the narrowest dtypes. It ends: each round gives at least one more carry
+    its declared dtype, for good.
+
+    Args:
+        ctx: The scan.
+        body: Its body.
+        accumulating: The indices of the carries that accumulate.
+        plan_body: Plans the body for dtypes of the carries and requests for its outputs.
+    """
     start, count = body.fixed, len(body.carries)
     initial = ctx.given[start : start + count]
-    variables = body_of(body.jaxpr).invars[start : start + count]
-    declared = list(map(ctx.declared, variables))
-    guess = _first_guess(declared, initial, accumulating, ctx.region, policy.data_abstains)
-
-    def returned_by_body(carries: Sequence[np.dtype | None]) -> Sequence[ValueState]:
+    declared = list(map(ctx.declared, body_of(body.jaxpr).invars[start : start + count]))
+    carries = [
+        ctx.compute_dtype if k not in accumulating and _starts_low(ctx, d, s) else d
+        for k, (d, s) in enumerate(zip(declared, initial, strict=True))
+    ]
+    while carries != declared:
         # The body gets a request for each carry that has its declared dtype. A carry that is tried
         # in 16 bits gets no request, to see which dtype the body returns.
         free = [Request(d if d == e else None) for d, e in zip(carries, declared, strict=True)]
-        return plan_body(carries, free).outputs[:count]
-
-    carries = _settled(guess, declared, initial, returned_by_body)
-    return carries, _carry_reason(carries, declared, accumulating, start)
-
-
-def _first_guess(
-    declared: Sequence[np.dtype | None],
-    initial: Sequence[ValueState],
-    accumulating: frozenset[int],
-    region: Region,
-    data_abstains: bool,
-) -> list[np.dtype | None]:
-    """Returns the narrowest dtype that each carry may have; planning the body can only raise it.
-
-    A carry starts in 16 bits if its initial value is computed in 16 bits, or is a source without a
-    vote, such as zeros. A carry that accumulates over the iterations stays float32: over 2,048
-    steps a 16-bit sum loses three quarters of its value.
-
-    Args:
-        declared: The dtypes that the program declares for the carries.
-        initial: The state of each initial value.
-        accumulating: The indices of the carries that accumulate.
-        region: The region of the loop.
-        data_abstains: The program's inputs have no vote.
-    """
-    voting = (None,) if data_abstains else (None, Source.DATA)
-    compute_dtype = region.compute_dtype
-
-    def guess(k: int, declared: np.dtype | None, state: ValueState) -> np.dtype | None:
-        if compute_dtype is None or declared != FLOAT32 or k in accumulating:
-            return declared
-        # A carry that starts at a number beyond 16 bits stays float32. In float16 a running maximum
-        # that starts at finfo(float32).min would be -inf, and exp(-inf + inf) is NaN.
-        if literal_guard([state], [0], compute_dtype) is not None:
-            return declared
-        votes_full = state.dtype != compute_dtype and state.source in voting
-        return declared if votes_full else compute_dtype
-
-    pairs = zip(declared, initial, strict=True)
-    return [guess(k, dtype, state) for k, (dtype, state) in enumerate(pairs)]
-
-
-def _settled(
-    carries: list[np.dtype | None],
-    declared: Sequence[np.dtype | None],
-    initial: Sequence[ValueState],
-    returned_by_body: Callable[[Sequence[np.dtype | None]], Sequence[ValueState]],
-) -> list[np.dtype | None]:
-    """Returns dtypes in which the body both takes and returns each carry.
-
-    The search ends: each round gives at least one more carry its declared dtype, for good.
-
-    Args:
-        carries: The first guess.
-        declared: The dtypes that the program declares.
-        initial: The state of each initial value.
-        returned_by_body: Plans the body for given carries and returns the states of its outputs.
-    """
-    while carries != declared:
-        states = zip(returned_by_body(carries), initial, carries, strict=True)
-        returned = [None if _can_be(d, s, i) else s.dtype for s, i, d in states]
-        joined = [
-            d if r in (None, d) else e for d, e, r in zip(carries, declared, returned, strict=True)
-        ]
+        outputs = plan_body(carries, free).outputs[:count]
+        states = zip(carries, declared, outputs, initial, strict=True)
+        joined = [d if _can_be(d, s, i) else e for d, e, s, i in states]
         if joined == carries:
             break
         carries = joined
-    return carries
+    return carries, _carry_reason(carries, declared, accumulating, start)
+
+
+def _starts_low(ctx: Context, declared: np.dtype | None, state: ValueState) -> bool:
+    """Whether a carry may be 16-bit; planning the body can only raise it.
+
+    Its initial value is computed in 16 bits, or is a source without a vote, such as zeros. A carry
+    that accumulates over the iterations stays float32: over 2,048 steps a 16-bit sum loses three
+    quarters of its value.
+    """
+    compute_dtype = ctx.region.compute_dtype
+    if compute_dtype is None or declared != FLOAT32:
+        return False
+    # A carry that starts at a number beyond 16 bits stays float32. In float16 a running maximum
+    # that starts at finfo(float32).min would be -inf, and exp(-inf + inf) is NaN.
+    if literal_guard([state], [0], compute_dtype) is not None:
+        return False
+    voting = (None,) if ctx.policy.data_abstains else (None, Source.DATA)
+    return state.dtype == compute_dtype or state.source not in voting
 
 
 def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -> bool:
-    """Returns whether a carry can be cast to a dtype, although its body returns another.
+    """Returns whether a carry can have a dtype, even if its body returns another.
 
     A source that the body returns, such as zeros that reset a state, can be cast if the dtype holds
     its value. Data cannot: the next iteration computes with it. A parameter can be cast if the
@@ -264,6 +208,8 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
         returned: The state of the body's output.
         initial: The state of the initial value.
     """
+    if returned.dtype in (None, dtype):
+        return True
     if returned.source in (None, Source.DATA) or dtype is None:
         return False
     if returned.source is Source.PARAM and initial.source is not None:
@@ -279,14 +225,11 @@ def _carry_reason(
 ) -> Reason:
     """Returns why carries are float32; ``start`` is the position of the first initial value."""
     kept = [k for k, (d, e) in enumerate(zip(carries, declared, strict=True)) if e and d == e]
+    code, why = ReasonCode.CARRY, "are float32 at the start or in the body"
     if accumulated := [k for k in kept if k in accumulating]:
-        cause = f"carries {accumulated} accumulate"
-        positions = tuple(start + k for k in accumulated)
-        return Reason(ReasonCode.CARRY_ACCUMULATOR, cause, positions)
-    if kept:
-        cause = f"carries {kept} are float32 at the start or in the body"
-        return Reason(ReasonCode.CARRY, cause, tuple(start + k for k in kept))
-    return INSIDE
+        kept, code, why = accumulated, ReasonCode.CARRY_ACCUMULATOR, "accumulate"
+    positions = tuple(start + k for k in kept)
+    return Reason(code, f"carries {kept} {why}", positions) if kept else INSIDE
 
 
 @plans("while")
@@ -301,11 +244,10 @@ def _while(planner: Plans, ctx: Context) -> EquationPlan:
     dtypes = [ctx.declared(v) for v in ctx.eqn.outvars]
     needs = _needs_of_carries(planner, ctx)
     for body in held:
-        jaxpr, constants = body_of(body.jaxpr), body.operands[: body.fixed]
+        constants = body.operands[: body.fixed]
         inputs = loop_invariants([given[i] for i in constants])
-        accumulating = accumulating_carries(jaxpr, body.fixed, len(body.carries))
         marks = inputs_of(body, ctx.marks, planner.memo)[body.fixed :]
-        inputs += _carried(dtypes, accumulating, marks)
+        inputs += _carried(dtypes, accumulated_in(body, planner.memo), marks)
         returned = [
             Request() if r is None else Request(dtype=dtypes[k], needs=needs[k])
             for k, r in enumerate(body.results)

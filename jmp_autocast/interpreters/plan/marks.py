@@ -534,7 +534,7 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
     """Returns the marks of an `iota`, or of one array that is moved, cast, spread or added up."""
     name = eqn.primitive.name
     if name == "iota":
-        return NONE if at_least(3, iota_length(eqn)) else COUNTED
+        return NONE if at_least(2, iota_length(eqn)) else COUNTED
     if not marks:
         return None
     m = marks[0]

@@ -22,13 +22,12 @@ from ..regions import Regions
 from .avals import float_dtype
 from .constant_range import constant_range
 from .copies import products_of
-from .data import Context, EquationPlan, Plan, Request, Source, ValueState
+from .data import Context, EquationPlan, Plan, Request, Source, ValueState, literal_state
 from .equation import plan_equation
 from .mark_sweep import Memo
 from .needs import promoted_by_rules
 from .structural import plan_structural, planning_rule
 from .sweeps import Sweeps
-from .value_facts import literal_state
 from .votes import rounded_stream
 
 # A longer jaxpr gets no key and shares no plan, because a key costs time for each equation, and a

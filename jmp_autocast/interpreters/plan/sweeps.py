@@ -15,12 +15,11 @@ from typing import Any
 from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from .consumers import Consumers
-from .data import Context, EquationPlan, Request, ValueState
+from .data import Context, EquationPlan, Request, ValueState, literal_state
 from .images import facts_of
 from .needs import NOTHING, Need, needs_of
 from .requests import find_requests
 from .structural import Plans
-from .value_facts import literal_state
 
 # A call is planned again at most this often.
 _MAX_REQUESTS = 4

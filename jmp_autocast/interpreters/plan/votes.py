@@ -10,12 +10,15 @@ the norm stays in float32, and the sum is rounded.
 from __future__ import annotations
 
 import dataclasses
+import functools
+import math
 from collections.abc import Sequence
 
 import numpy as np
 
 from ...policies import FLOAT32
 from ..compat import aval_of
+from ..primitives.clamped_cast import clamped
 from ..primitives.traits import having
 from .avals import is_16_bit, is_as_large
 from .basic_plans import rounded_once
@@ -23,7 +26,6 @@ from .constant_range import BOUND, NEAR
 from .data import Context, EquationPlan, Inside, Reason, ReasonCode, Source, ValueState
 from .marks import is_convolved_sum
 from .needs import HARMED, Need
-from .value_facts import clamped, representable
 
 _CHOOSES = having("chooses")
 _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of the operands
@@ -44,9 +46,7 @@ def voters(ctx: Context) -> list[int]:
 
     * The rounding of a factor costs as much as that of the result. Data votes, as PyTorch's float32
       tensors do, but only if it has the size of the result: the vote of a norm's scale, or of
-      RoPE's table, would raise a whole activation. In float16 a divisor that may have a gradient
-      votes: the gradient contains its inverse square, which is 0 from 4,096 on and infinite below
-      1/256.
+      RoPE's table, would raise a whole activation.
     * The rounding of a summand costs 2**-9 of the summand, which may be all of the result, as in
       ``position + offset`` or in ``weight - rate * gradient``. A source votes unless
       `_summand_votes` finds an exception.
@@ -76,12 +76,6 @@ def _factor_votes(ctx: Context, i: int) -> bool:
         return True
     others = [*ctx.eqn.outvars, *(ctx.eqn.invars[k] for k in ctx.floats)]
     return all(is_as_large(ctx.eqn.invars[i], v) for v in others)
-
-
-def _divisor_votes(ctx: Context, i: int) -> bool:
-    has_gradient = ctx.given[i].known_value is None and ctx.given[i].source is not Source.CONST
-    is_steep = ctx.compute_dtype == np.float16 and i == 1 and has_gradient
-    return is_steep or _factor_votes(ctx, i)
 
 
 def _summand_votes(ctx: Context, i: int) -> bool:
@@ -114,7 +108,7 @@ def _choice_votes(ctx: Context, i: int) -> bool:
     return ctx.given[i].source is Source.DATA or ctx.name not in _CLIPS
 
 
-_CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes), (having("div1"), _divisor_votes))
+_CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes))
 """Functions that return whether a source votes, by primitive; `_factor_votes` for all others."""
 
 
@@ -156,6 +150,31 @@ def starts_stream(ctx: Context) -> bool:
     operands = [ctx.given[i] for i in ctx.floats]
     others = [state.source for state in operands if not state.is_looked_up]
     return ctx.name in _STARTS and len(others) < len(operands) and Source.DATA not in others
+
+
+@functools.lru_cache(4096)
+def representable(value: float, dtype: np.dtype) -> bool:
+    """Returns whether a literal keeps its meaning in ``dtype``: it becomes no inf, 0, 1 or -1.
+
+    In float16 a mask of -1e9 becomes -inf, and a masked row NaN; ``1e-8`` becomes 0; ``1 - 1e-7``
+    becomes 1, and its logarithm 0. In bfloat16 nothing finite becomes infinite:
+    ``finfo(float32).min`` is clamped to the lowest bfloat16 number, an error of 2**-8, no more than
+    that of other numbers (`clamped`).
+
+    Args:
+        value: The value of every element of the literal.
+        dtype: A compute dtype.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> representable(1e-8, jnp.dtype("float16")), representable(1e-8, jnp.dtype("bfloat16"))
+        (False, True)
+    """
+    # An infinity or a NaN in the program is the same in every dtype.
+    if not math.isfinite(value):
+        return True
+    rounded = float(clamped(value, dtype))
+    return math.isfinite(rounded) and not (rounded in (0.0, 1.0, -1.0) and rounded != value)
 
 
 def literal_guard(

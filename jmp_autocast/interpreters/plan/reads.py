@@ -1,20 +1,104 @@
-"""Finds every dtype in which a planned program reads each of its inputs."""
+"""Finds every dtype in which a planned jaxpr reads each of its inputs.
+
+A read of moved elements is a read of the input that holds them. `follow`, `entering` and `leaving`
+propagate such a provenance, or any other fact about inputs, through a jaxpr and its bodies.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 
 from ...policies import COMPUTE_DTYPES, FLOAT32
-from ..compat import JaxprEqn
-from ..plan.data import Bind, EquationPlan, Keep, Move, Plan
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, body_of
 from ..primitives.reading import cast_dtype
-from ..primitives.structure import bodies, isolates
+from ..primitives.structure import Body, bodies, isolates
 from ..primitives.traits import having
-from .walk import Root, entering, follow, leaving
+from .avals import is_16_bit
+from .data import Bind, EquationPlan, Keep, Move, Plan
+
+V = TypeVar("V")
+
+
+class Root(NamedTuple):
+    """The input whose elements a value holds.
+
+    Args:
+        input: The position of the input.
+        slices: The number of leading dimensions along which loops slice the input to get the value.
+            None if the value holds only a part of the input or of such a slice.
+        is_moved: Whether the dimensions of the value may differ from those of the input or slice.
+    """
+
+    input: int
+    slices: int | None = 0
+    is_moved: bool = False
+
+    def sliced(self) -> Root:
+        """Returns the root of the slice of this value that one iteration of a loop reads."""
+        slices = None if self.is_moved or self.slices is None else self.slices + 1
+        return self._replace(slices=slices)
+
+    def moved(self, is_all: bool) -> Root:
+        """Returns the root after a move of all elements of the value (``is_all``) or of some."""
+        return Root(self.input, self.slices if is_all else None, True)
+
+
+def follow(
+    jaxpr: AnyJaxpr,
+    inputs: Sequence[V],
+    constant: V,
+    step: Callable[[int, Any, list[V]], Sequence[V]],
+) -> list[V]:
+    """Returns where each output of a jaxpr comes from.
+
+    Args:
+        jaxpr: An open or closed jaxpr.
+        inputs: Where each of its inputs comes from.
+        constant: Where its constants and literals come from.
+        step: Takes the index of an equation, the equation and where each operand comes from;
+            returns where each result comes from.
+    """
+    body = body_of(jaxpr)
+    found = dict.fromkeys(body.constvars, constant)
+    found.update(zip(body.invars, inputs, strict=True))
+
+    def of(atoms: Sequence[Atom]) -> list[V]:
+        return [constant if isinstance(v, Literal) else found[v] for v in atoms]
+
+    for i, eqn in enumerate(body.eqns):
+        found.update(zip(eqn.outvars, step(i, eqn, of(eqn.invars)), strict=True))
+    return of(body.outvars)
+
+
+def entering(body: Body, given: Sequence[V], made: V) -> list[V]:
+    """Returns the origin of each input of a body.
+
+    Args:
+        body: One of the bodies of an equation.
+        given: The origin of each operand of the equation.
+        made: The origin of carries, which the equation itself produces.
+    """
+    return [made if i in body.carried else given[k] for i, k in enumerate(body.operands)]
+
+
+def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> list[V]:
+    """Returns the origin of each result of an equation with one body.
+
+    Args:
+        body: Its body.
+        outputs: The origin of each output of the body; None if the equation itself produces it.
+        made: The origin of results that the equation itself produces, such as carries.
+        count: The number of the equation's results.
+    """
+    found, carried = [made] * count, {output for _, output in body.carries}
+    for k, (result, output) in enumerate(zip(body.results, outputs, strict=True)):
+        if result is not None and output is not None and k not in carried:
+            found[result] = output
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,6 +141,12 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
     for roots in _follow(plan, [frozenset((Root(i),)) for i in range(len(reads))], reads):
         _read(roots, FLOAT32, reads)
     return reads
+
+
+def reads_low(plan: Plan) -> list[bool]:
+    """Returns whether a jaxpr reads each input in 16 bits only, also after moves."""
+    pairs = [[isinstance(r, np.dtype) and is_16_bit(r) for r in some] for some in read_dtypes(plan)]
+    return [bool(some) and all(some) for some in pairs]
 
 
 def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list[Roots]:
