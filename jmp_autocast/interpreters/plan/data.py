@@ -211,7 +211,8 @@ class Use(enum.Flag):
 
 
 # A look-up is faster than the operators and the attributes of `enum.Flag`.
-_USES = _NONE, _LOW, _FULL, _ = tuple(map(Use, range(4)))
+_USES: tuple[Use, ...] = tuple(map(Use, range(4)))
+_NONE, _LOW, _FULL = _USES[:3]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
