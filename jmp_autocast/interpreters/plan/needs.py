@@ -377,6 +377,7 @@ for _row in ROWS:
 # The consumers of a moved value are the consumers after the move.
 for _name in _MOVES:
     _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | Need.BEYOND_SUMS
+# The needs of all operands of an equation, by its primitive; `_OTHER` for all other primitives.
 _OTHER = Need.BEYOND_SUMS | Need.COMPUTED
 _GIVEN: dict[str, Need] = {}
 for _name in _NEAR_SUMS | _ONLY_MOVES:

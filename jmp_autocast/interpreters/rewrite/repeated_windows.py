@@ -216,7 +216,7 @@ def _layers(
 
 
 def _own_scope(last: JaxprEqn, eqn: JaxprEqn) -> Sequence[Any]:
-    """Returns the scope in which an equation is, and not the same equation of the last layer."""
+    """Returns the scope of an equation's layer, which the last layer's equation is not in."""
     stack = name_entries([eqn])
     count = len(common_scopes([last, eqn]))
     return stack[: count + 1] if count < len(stack) else ()
