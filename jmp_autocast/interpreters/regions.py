@@ -55,6 +55,7 @@ class Region:
     precision: str | None = None
     default_precision: str | None = None
     product: PlansProduct | None = None
+    abstains: bool = False
 
     @property
     def lowers(self) -> bool:
@@ -147,7 +148,9 @@ class Regions:
         else:
             dtype, product = what if what in COMPUTE_DTYPES else None, None
         precisions = said.precision, self._default_precision
-        return Region(dtype, False, cause, names, said.rule, *precisions, product)
+        return Region(
+            dtype, False, cause, names, said.rule, *precisions, product, self._policy.data_abstains
+        )
 
 
 def _matches_in_code(names: Sequence[str]) -> Iterator[Match]:

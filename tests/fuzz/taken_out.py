@@ -15,8 +15,8 @@ import pytest
 
 from jmp_autocast.call import arguments
 from jmp_autocast.interpreters import compat
-from jmp_autocast.interpreters.plan import consumers, equation, needs
-from jmp_autocast.interpreters.plan.data import Source
+from jmp_autocast.interpreters.plan import equation, needs, planner
+from jmp_autocast.interpreters.plan.data import Request, Source
 from jmp_autocast.interpreters.plan.needs import Need
 from jmp_autocast.interpreters.primitives import reading
 
@@ -51,9 +51,8 @@ def without_link(table: str, name: str) -> TakesOut:
 def _calls_know_no_needs(patch: pytest.MonkeyPatch) -> None:
     # What is needed of a result neither leaves the body that reads it nor enters the one that
     # makes it.
-    patch.setattr(needs, "reads_of", lambda found: {})
-    as_request = consumers.Uses.as_request
-    patch.setattr(consumers.Uses, "as_request", lambda uses, need: as_request(uses, 0))
+    patch.setattr(needs, "leaving", lambda eqn, found: ())
+    patch.setattr(planner, "Request", lambda needs: Request())
 
 
 def _needs_do_not_go_round(patch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,8 @@ ROWS = {
     ),
 }
 MEMBER = (
-    "    BEYOND_SUMS = enum.auto()\n",
-    "        BEYOND_SUMS: Any",
+    "    LOW = enum.auto()\n",
+    "        LOW: An",
     "    INVENTED = enum.auto()\n",
     "        INVENTED: An invention.\n",
 )

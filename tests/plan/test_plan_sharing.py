@@ -11,10 +11,9 @@ from jax.extend.core import Primitive
 
 from jmp_autocast import BF16, Policy, autocast, full_precision
 from jmp_autocast.interpreters.compat import body_of
-from jmp_autocast.interpreters.plan import constant_range, planner, sweeps
+from jmp_autocast.interpreters.plan import constant_range, planner
 from jmp_autocast.interpreters.plan.data import ReasonCode
 from jmp_autocast.interpreters.plan.planner import kind_of
-from jmp_autocast.interpreters.plan.requests import find_requests
 from jmp_autocast.interpreters.rewrite.closures import ClosedOver
 from tests.support.jaxprs import find, trace
 from tests.support.plans import FULL, LOW, LOWEST, all_equations, low, plan_of
@@ -161,9 +160,8 @@ def test_leaves_are_alike_whatever_array_they_are():
 
 def test_bodies_that_are_traced_anew_at_each_call_are_planned_once(monkeypatch):
     planned = []
-    monkeypatch.setattr(
-        sweeps, "find_requests", lambda *args: planned.append(args) or find_requests(*args)
-    )
+    needs_of = planner.needs_of
+    monkeypatch.setattr(planner, "needs_of", lambda *args: planned.append(args) or needs_of(*args))
 
     def relus(count):
         def fn(x):

@@ -10,7 +10,6 @@ from jax.extend.core import Primitive
 from jmp_autocast import BF16, FP16, Policy, autocast, full_precision
 from jmp_autocast.interpreters import Planner, Request, Source, ValueState
 from jmp_autocast.interpreters.plan.avals import float_dtype
-from jmp_autocast.interpreters.plan.data import Use
 from tests.support.jaxprs import find, trace
 from tests.support.plans import (
     DENORMAL,
@@ -252,11 +251,10 @@ def shifted(count):
 
 @pytest.mark.parametrize("count", [0, 1, 4, 5, 9])
 def test_what_is_wanted_goes_through_calls(count):
-    """One call back a sweep, for as long as there are calls: the sweeps end at a fixed point."""
+    """The needs of the results of calls are known before the calls are planned."""
     closed = trace(shifted(count), X)
     plan = Planner(BF16).plan(closed, [ValueState(LOW)], [Request()])
     assert [p.results[0].dtype for p in plan.equations] == [FULL] * (count + 1)
-    assert plan.uses == (Use.FULL,)
 
 
 UNCHANGED = {

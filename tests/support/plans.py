@@ -1,7 +1,5 @@
 """Plans of small functions, as the planner makes them."""
 
-import dataclasses
-
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -36,7 +34,7 @@ def plan_of(
     dtypes = [float_dtype(aval) for aval in avals]
     pairs = zip(dtypes, kinds, strict=True)
     inputs = [ValueState(dtype, leaf if dtype else None, marks=GIVEN) for dtype, leaf in pairs]
-    wanted = dataclasses.replace(wanted or Request(), needs=consumer)
+    wanted = (wanted or Request())._replace(needs=consumer)
     wanted = [wanted] * len(closed.jaxpr.outvars)
     if computed:
         wanted = computed_requests(planner, closed, inputs, wanted)

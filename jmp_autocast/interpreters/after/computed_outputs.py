@@ -9,7 +9,6 @@ dtypes for a caller with ``output_dtype="computed"``.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TypeAlias
 
@@ -57,14 +56,14 @@ def computed_requests(
     # At level "tensor_cores" the user has chosen float32: PyTorch's lists do not apply.
     if planner.policy.level == "tensor_cores":
         return list(requests)
-    consumed = [dataclasses.replace(request, needs=int(Need.LEADS)) for request in requests]
+    consumed = [request._replace(needs=int(Need.LEADS)) for request in requests]
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
     dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
     # A float32 output is requested without the need of the assumed matmul. With this need, the
     # output would be computed in 16 bits, and then cast to float32.
     return [
-        w if d is None else dataclasses.replace(w, dtype=d, needs=w.needs if is_16_bit(d) else 0)
+        w if d is None else w._replace(dtype=d, needs=w.needs if is_16_bit(d) else 0)
         for w, d in dtypes
     ]
 

@@ -30,7 +30,6 @@ from .data import (
     Reason,
     ReasonCode,
     Redispatch,
-    Use,
     ValueState,
 )
 
@@ -182,7 +181,6 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
         tuple(None if d == s.dtype else d for d, s in zip(dtypes, ctx.given, strict=True)),
         tuple(ValueState(d and np.dtype(d if output is None else output)) for d in declared),
         Reason(ReasonCode.EMIT, decision.emitted_name),
-        uses=tuple([Use.of(dtype) for dtype in dtypes]),
     )
 
 

@@ -1,8 +1,8 @@
 """The data that planning produces and everything else reads: `Plan` and its parts.
 
 Nothing here traces, or applies a policy: the rewriter, `explain` and tests read finished plans.
-Reading order: `ValueState` (the facts about a value), `Request` (what consumers request of the
-producer of a value), `Context` (an equation in its context), the actions (how an equation is
+Reading order: `ValueState` (the facts about a value), `Request` (what is requested of an
+output), `Context` (an equation in its context), the actions (how an equation is
 emitted), `EquationPlan`, `Plan`.
 """
 
@@ -19,7 +19,7 @@ import numpy as np
 from ...policies import FLOAT32, Policy
 from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, is_array_aval
 from ..regions import Region
-from .avals import float_dtype, is_16_bit
+from .avals import float_dtype
 from .constant_range import ConstantRange
 from .copies import CopyKey, Tag, products_of
 from .marks import GIVEN, NONE, PARAMETER, Marks
@@ -109,8 +109,6 @@ class ValueState:
         was_rounded: A float32 value that is an elementwise function of 16-bit values; see
             `votes.rounded_stream`.
         marks: The marks of an input of a jaxpr; not set for other values.
-        is_widened: An input that a consumer outside the jaxpr also reads in float32, or an output
-            that a consumer inside also reads in float32.
     """
 
     dtype: np.dtype | None
@@ -124,7 +122,6 @@ class ValueState:
     is_looked_up: bool = False
     was_rounded: bool = False
     marks: Marks = NONE
-    is_widened: bool = False
 
     def __hash__(self) -> int:
         # States are hashed for each equation. Two fields are enough: few states differ in others
@@ -185,57 +182,16 @@ def literal_state(literal: Literal) -> ValueState:
     return ValueState(dtype, Source.CONST if dtype else None)
 
 
-class Use(enum.Flag):
-    """The dtypes in which consumers read a value."""
-
-    NONE = 0
-    LOW = enum.auto()
-    FULL = enum.auto()
-
-    def __or__(self, other: Any) -> Use:
-        return _USES[self._value_ | other._value_]
-
-    def __and__(self, other: Any) -> Use:
-        return _USES[self._value_ & other._value_]
-
-    @classmethod
-    def of(cls, dtype: np.dtype | None) -> Use:
-        """Returns the use of a value that is read in a dtype.
-
-        Args:
-            dtype: The dtype, None for a value that is no float.
-        """
-        if dtype is None:
-            return _NONE
-        return _LOW if is_16_bit(dtype) else _FULL
-
-
-# A look-up is faster than the operators and the attributes of `enum.Flag`.
-_USES: tuple[Use, ...] = tuple(map(Use, range(4)))
-_NONE, _LOW, _FULL = _USES[:3]
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class Request:
-    """A request of the consumers of a value to its producer.
+class Request(NamedTuple):
+    """What is requested of an output of a jaxpr.
 
     Args:
-        dtype: The dtype that the value must have, None for any.
-        use: The dtypes in which the consumers read the value; NONE if they accept either, or are
-            not known yet.
-        needs: The needs of the value outside the jaxpr, as a `needs.Need`.
-        fulls: How many consumers outside the jaxpr read the value in float32, counted up to two.
-        consumer: The primitive of the first consumer, for the reason's text. Requests that differ
-            only in this name are equal, so that a jaxpr is planned once for both.
-        is_known: All consumers outside the jaxpr are known.
+        dtype: The dtype that the output must have, None for any.
+        needs: The needs of its consumers outside the jaxpr, as a `needs.Need`.
     """
 
     dtype: np.dtype | None = None
-    use: Use = Use.NONE
     needs: int = 0
-    fulls: int = 0
-    consumer: str = dataclasses.field(default="", compare=False)
-    is_known: bool = False
 
 
 class Context(NamedTuple):
@@ -248,9 +204,10 @@ class Context(NamedTuple):
         floats: The positions of the float operands.
         policy: The policy of the program.
         region: The precision of the scope that the equation is in.
-        requests: The request for each result; empty before the first backward sweep.
+        requests: The request for each result of an equation with bodies; empty for others.
         marks: The marks of its operands.
         need: The needs of its first result.
+        shared: The positions of operands that several equations read in float32.
         kind: As for `mark_sweep.AllMarks`.
     """
 
@@ -263,6 +220,7 @@ class Context(NamedTuple):
     requests: tuple[Request, ...]
     marks: Sequence[Marks]
     need: Need
+    shared: tuple[int, ...]
     kind: int | None
 
     @property
@@ -417,8 +375,6 @@ class EquationPlan:
         results: The facts about each result.
         reason: Why the equation runs in its dtypes.
         casts: The dtype that each result is cast to afterwards, or None; empty when none is.
-        uses: The use of each operand of an equation with bodies, or of a cast of the program. Empty
-            for other equations: their uses follow from the dtypes of their results.
     """
 
     action: Action
@@ -427,7 +383,6 @@ class EquationPlan:
     results: tuple[ValueState, ...]
     reason: Reason
     casts: tuple[np.dtype | None, ...] = ()
-    uses: tuple[Use, ...] = ()
 
     @functools.cached_property
     def inner(self) -> tuple[Plan, ...]:
@@ -450,20 +405,6 @@ class EquationPlan:
         return tuple(dtype or state.dtype for dtype, state in pairs)
 
     @functools.cached_property
-    def computes_in(self) -> Use:
-        """FULL if the equation is computed in float32, LOW in 16 bits, NONE if in either."""
-        if all([state.dtype is None for state in self.results]):
-            # An equation without float results, such as a comparison, accepts either dtype, unless
-            # the policy keeps its dtypes.
-            kept = self.reason.code in (ReasonCode.KEEP, ReasonCode.UNKNOWN)
-            return Use.FULL if kept else Use.NONE
-        # An equation reads float32 if it is computed in float32, even if the result is rounded.
-        reads = [Use.of(dtype) for dtype in self.reads if dtype is not None]
-        reads_full = bool(reads) and all([use is Use.FULL for use in reads])
-        is_full = Use.of(self.results[0].dtype) is Use.FULL
-        return Use.FULL if is_full or any(self.casts) or reads_full else Use.LOW
-
-    @functools.cached_property
     def unchanged(self) -> bool:
         """Whether neither the equation nor its bodies change."""
         if isinstance(self.action, Move | Inside):
@@ -483,8 +424,6 @@ class Plan:
         equations: A plan per equation, in program order.
         outputs: The facts about each output, after the casts to ``output_dtypes``.
         output_dtypes: The dtype that each output is cast to on return, None for no cast.
-        uses: In which dtypes the equations read each input.
-        fulls: How many equations read each input in float32, counted up to two.
         identity: The rewritten jaxpr is the jaxpr itself.
         path: The enclosing scopes that the policy's patterns can match.
     """
@@ -496,7 +435,5 @@ class Plan:
     equations: tuple[EquationPlan, ...]
     outputs: tuple[ValueState, ...]
     output_dtypes: tuple[np.dtype | None, ...]
-    uses: tuple[Use, ...]
-    fulls: tuple[int, ...]
     identity: bool
     path: tuple[str, ...]

@@ -20,7 +20,6 @@ from .data import (
     ReasonCode,
     Request,
     Source,
-    Use,
     ValueState,
 )
 from .mark_sweep import accumulated_in, inputs_of, residual_streams
@@ -30,7 +29,6 @@ from .structural import (
     INSIDE,
     Plans,
     cast_states,
-    full_if_float,
     loop_invariants,
     plans,
     read_low,
@@ -77,7 +75,7 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
     def plan_body(carries: Sequence[np.dtype | None], returned: Sequence[Request]) -> Plan:
         inputs = [*fixed, *_carried(carries, accumulating, marks), *xs]
         pairs = zip(returned, needs, strict=True)
-        requests = [dataclasses.replace(request, needs=need) for request, need in pairs]
+        requests = [request._replace(needs=need) for request, need in pairs]
         return planner.plan(body.jaxpr, inputs, [*requests, *ys], ctx.region.names)
 
     # The dtypes of the carries decide the dtypes in the body, and the body those of the carries:
@@ -97,14 +95,12 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
         d if s.dtype is not None and s.dtype != d else None
         for s, d in zip(initial, carries, strict=True)
     ]
-    of_carries = [Use.of(d) for d in carries]
     return EquationPlan(
         Inside((inner,), inner.identity and not any(operands)),
         given,
         tuple(operands),
         (*map(ValueState, carries), *stacked_states(inner.outputs[len(carries) :])),
         reason,
-        uses=(*inner.uses[:start], *of_carries, *inner.uses[end:]),
     )
 
 
@@ -121,7 +117,7 @@ def _carried(
 def _needs_of_carries(planner: Plans, ctx: Context) -> list[int]:
     """Returns the needs of the carries, in the next iteration and after the loop."""
     of_results = [Need(request.needs) for request in ctx.requests]
-    *_, last = needs_in_bodies(ctx.eqn, of_results, planner.memo, ctx.marks)
+    *_, last = needs_in_bodies(ctx.eqn, of_results, planner.memo, ctx.marks, ctx.region.names)
     return [int(last.returned[k]) for _, k in last.body.carries]
 
 
@@ -240,7 +236,7 @@ def _while(planner: Plans, ctx: Context) -> EquationPlan:
     steps.
     """
     held, given = bodies(ctx.eqn), ctx.given
-    inner, uses = [], full_if_float(ctx)
+    inner = []
     dtypes = [ctx.declared(v) for v in ctx.eqn.outvars]
     needs = _needs_of_carries(planner, ctx)
     for body in held:
@@ -252,10 +248,7 @@ def _while(planner: Plans, ctx: Context) -> EquationPlan:
             Request() if r is None else Request(dtype=dtypes[k], needs=needs[k])
             for k, r in enumerate(body.results)
         ]
-        plan = planner.plan(body.jaxpr, inputs, returned, ctx.region.names)
-        inner.append(plan)
-        for i, use in zip(constants, plan.uses[: body.fixed], strict=True):
-            uses[i] = use
+        inner.append(planner.plan(body.jaxpr, inputs, returned, ctx.region.names))
     start = sum(body.fixed for body in held)
     pairs = zip(dtypes, given[start:], strict=True)
     restored = [None if dtype == state.dtype else dtype for dtype, state in pairs]
@@ -267,5 +260,4 @@ def _while(planner: Plans, ctx: Context) -> EquationPlan:
         (*(None,) * start, *restored),
         tuple(map(ValueState, dtypes)),
         Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
-        uses=tuple(uses),
     )

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 
+from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy
 from ..compat import JaxprEqn, Literal, assumed_size, aval_of
 from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
 from ..primitives.traits import BACKWARD, FOLDS, having
@@ -51,6 +52,9 @@ _KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
 _LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
 _LIMITED = having("saturates") | having("turns") | {"sqrt"}
 _OF_FULL_SIZE = ("summed", "factors", "convolved", "scaled", "exponential")
+_WIDE = frozenset(name for name, rule in DEFAULT_RULES.items() if rule in FULL_POLICIES)
+_PROMOTES = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is CastPolicy.PROMOTE)
+_PROMOTES -= REARRANGES
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
     """
@@ -101,6 +105,8 @@ class Marks(NamedTuple):
             moved, chosen, scaled by given values and shifted.
         fixed: The value depends on no input.
         averaged: 2 for a contraction with a fixed operand, 1 for any other; since then only scaled.
+        wide: The result of a function that runs in float32, such as a mean; since then only
+            elementwise operations and moves.
     """
 
     summed: bool = False
@@ -127,6 +133,7 @@ class Marks(NamedTuple):
     saturated: bool = False
     fixed: bool = False
     averaged: int = 0
+    wide: bool = False
 
     @classmethod
     def union(cls, several: Sequence[Marks]) -> Marks:
@@ -178,12 +185,22 @@ def is_convolved(summands: Sequence[Marks]) -> bool:
     return bool(summands) and all(m.convolved and not m.scaled for m in summands)
 
 
-def is_convolved_sum(eqn: JaxprEqn, marks: Sequence[Marks]) -> bool:
-    """Returns whether an equation is a sum in the stream of a convolutional network."""
+def is_stream(eqn: JaxprEqn, marks: Sequence[Marks], of_all: bool) -> bool:
+    """Returns whether an equation is a sum in a residual stream that is 16 bits by intent.
+
+    Args:
+        eqn: The equation.
+        marks: The marks of its operands.
+        of_all: Level "compute" is in force: any sum of two values of its size counts, unless one is
+            a parameter, as a bias or a learned position is. At other levels only a sum in the
+            stream of a convolutional network counts.
+    """
     if eqn.primitive.name not in _SUMS:
         return False
-    summands = full_size(eqn, marks)
-    return len(summands) == 2 and is_convolved([marks[i] for i in summands])
+    summands = [marks[i] for i in full_size(eqn, marks)]
+    if of_all:
+        return len(summands) == 2 and not any([m.fixed or m.given > GIVEN.given for m in summands])
+    return len(summands) == 2 and is_convolved(summands)
 
 
 def accumulates(eqn: JaxprEqn, marks: Sequence[Marks], is_added: bool) -> bool:
@@ -471,6 +488,8 @@ ROWS = (
     Row("gram", through=_SUMS | {"neg"}, joins=_gram_of_summands),
     Row("gram", through=("select_n",), joins=_gram_of_cases),
     Row("counted", through=_KEEPS_COUNT, joins=_counted),
+    Row("wide", _WIDE),
+    Row("wide", through=_PROMOTES),
     Row("whole", _SNAPS),
     Row("whole", _KEEPS_WHOLE - _SNAPS - {"div"}, _whole),
     Row("saturated", _LIMITED),
@@ -542,9 +561,9 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
         kept = {"spread": m.spread or assumed_size(element_count(eqn.invars[0]))}
         return m._replace(**kept, **dict.fromkeys(_OF_FULL_SIZE, 0))
     if name == "cumsum":
-        return COUNTED if m.spread or m.counted else Marks(whole=m.whole)
+        return COUNTED if m.spread or m.counted else Marks(whole=m.whole, wide=True)
     if name in _ADDS_UP:
-        found = Marks(squares=2) if m.power == 2 else Marks(added_up=True)
+        found = Marks(squares=2, wide=True) if m.power == 2 else Marks(added_up=True, wide=True)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
         # The pick may take each repeated element once: its result counts as not broadcast.

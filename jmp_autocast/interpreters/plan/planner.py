@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,23 +16,25 @@ from ...policies import CONTRACTIONS, Policy
 from ...policies.callables import has_hash
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
-from ..compat import AnyJaxpr, Atom, Literal, aval_of, body_of, consts_of, scope_names
-from ..primitives.structure import has_rule
+from ..compat import AnyJaxpr, Atom, Jaxpr, Literal, aval_of, body_of, consts_of, scope_names
+from ..primitives.structure import STRUCTURES, has_rule
+from ..primitives.traits import having
 from ..regions import Regions
 from .avals import float_dtype
 from .constant_range import constant_range
 from .copies import products_of
 from .data import Context, EquationPlan, Plan, Request, Source, ValueState, literal_state
 from .equation import plan_equation
+from .images import facts_of
 from .mark_sweep import Memo
-from .needs import promoted_by_rules
+from .needs import EITHER, NOTHING, Need, needs_of, promoted_by_rules
 from .structural import plan_structural, planning_rule
-from .sweeps import Sweeps
 from .votes import rounded_stream
 
 # A longer jaxpr gets no key and shares no plan, because a key costs time for each equation, and a
 # long jaxpr is usually traced once, or jitted.
 _MAX_EQNS = 32
+_FUSES = having("fuses")
 
 
 class Planner:
@@ -66,6 +68,7 @@ class Planner:
         product = self._products.in_scope if self._products else None
         marks_only = not (looks_at_names or all_paths)
         self.regions: Regions = Regions(policy, marks_only, product, default_precision)
+        self.memo["regions"] = self.regions
         self.prepare: Preparation = Preparation(self.regions)
         options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
@@ -141,12 +144,10 @@ class Planner:
         consts = tuple(map(self._const_state, body.constvars, consts_of(jaxpr)))
         given = dict(zip(body.constvars, consts, strict=True))
         given.update(zip(body.invars, inputs, strict=True))
-        equations, states, consumers = Sweeps(body, path, given, requests, self).run()
-        outputs, output_dtypes, widened = [], [], consumers.widened()
+        equations, states = self._forward(body, path, given, requests)
+        outputs, output_dtypes = [], []
         for v, request in zip(body.outvars, requests, strict=True):
             state = literal_state(v) if isinstance(v, Literal) else states[v]
-            if not isinstance(v, Literal) and v in widened:
-                state = dataclasses.replace(state, is_widened=True)
             unchanged = request.dtype is None or state.dtype in (None, request.dtype)
             cast = None if unchanged else request.dtype
             output_dtypes.append(cast)
@@ -167,10 +168,60 @@ class Planner:
             tuple(equations),
             tuple(outputs),
             tuple(output_dtypes),
-            *consumers.of_inputs(),
             identity,
             path,
         )
+
+    def _forward(
+        self,
+        jaxpr: Jaxpr,
+        path: tuple[str, ...],
+        given: Mapping[Any, ValueState],
+        requests: Sequence[Request],
+    ) -> tuple[list[EquationPlan], Mapping[Any, ValueState]]:
+        """Returns the plans of the equations, planned in program order, and all states."""
+        marks = [given[v].marks for v in jaxpr.invars]
+        # A consumer of an output without a request is unknown, and may compute in float32.
+        needed = [Need(r.needs) or (EITHER if r.dtype is None else Need.FULL) for r in requests]
+        facts = facts_of(jaxpr, marks, self.memo)
+        needs = needs_of(jaxpr, needed, self.memo, marks, path)
+        states, equations = dict(given), []
+        for i, eqn in enumerate(jaxpr.eqns):
+            name, of_call = eqn.primitive.name, ()
+            operands = [
+                literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars
+            ]
+            of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
+            of_operands, shared = facts.marks.operands[i], ()
+            if name in STRUCTURES:
+                of_operands = facts.given[i]
+                of_call = tuple([Request(needs=int(need)) for need in of_each])
+                pairs = zip(operands, of_operands, strict=True)
+                operands = [
+                    state if m == state.marks else dataclasses.replace(state, marks=m)
+                    for state, m in pairs
+                ]
+            if name in STRUCTURES or name in _FUSES:
+                atoms = enumerate(eqn.invars)
+                found = [(k, v) for k, v in atoms if not isinstance(v, Literal)]
+                shared = tuple([k for k, v in found if needs.get(v, NOTHING) & Need.SHARED])
+            ctx = Context(
+                eqn,
+                name,
+                tuple(operands),
+                [k for k, state in enumerate(operands) if state.dtype is not None],
+                self.policy,
+                self.regions.at(path, eqn),
+                of_call,
+                of_operands,
+                of_each[0] if of_each and not of_call else NOTHING,
+                shared,
+                facts.marks.kinds[i],
+            )
+            plan = self.plan_at(ctx)
+            states.update(zip(eqn.outvars, plan.results, strict=True))
+            equations.append(plan)
+        return equations, states
 
     def plan_at(self, ctx: Context) -> EquationPlan:
         """Plans an equation in its context; equations with equal contexts share one plan.
@@ -195,8 +246,8 @@ class Planner:
             region.rule,
             region.precision,
             ctx.need,
+            ctx.shared,
             *ctx.given,
-            *[part for request in ctx.requests for part in (request, request.consumer)],
         )
         if (plan := self._equations.get(signature)) is None:
             # The plan can be shared: the states that it holds are part of the signature.

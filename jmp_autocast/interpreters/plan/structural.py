@@ -10,13 +10,12 @@ import dataclasses
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, Protocol
 
-import jax.numpy as jnp
 import numpy as np
 
 from ...policies import FLOAT32, CastPolicy, Decision, Policy
 from ...policies.registry import known_rule
 from ...scopes import CAST, mark
-from ..compat import AnyJaxpr, aval_of, is_ref, jax_function
+from ..compat import AnyJaxpr, aval_of, body_of, is_ref, jax_function
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import (
     STRUCTURES,
@@ -26,7 +25,6 @@ from ..primitives.structure import (
     has_rule,
     holds_rules,
     is_plain_call,
-    isolates,
 )
 from ..regions import Regions
 from .avals import is_16_bit
@@ -45,11 +43,11 @@ from .data import (
     ReasonCode,
     Request,
     Source,
-    Use,
     ValueState,
 )
 from .mark_sweep import Memo
 from .marks import NONE
+from .needs import EITHER, NOTHING, Need, needs_in_bodies
 from .reads import reads_low
 
 
@@ -123,8 +121,7 @@ def plan_structural(rule: PlanningRule, planner: Plans, ctx: Context) -> Equatio
     emission = _emission(ctx)
     if emission is not None:
         return emission
-    requests = ctx.requests or (Request(),) * len(ctx.eqn.outvars)
-    return rule(planner, ctx._replace(requests=requests))
+    return rule(planner, ctx)
 
 
 def _emission(ctx: Context) -> EquationPlan | None:
@@ -184,7 +181,8 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
     if ctx.name != "custom_vmap_call":
         is_sent = ctx.name == "shard_map" and ctx.policy.rounds_weight_gradients
         low = read_low(inner, ctx, (None, *Source) if is_custom or is_sent else (None,))
-        casts = [one or other for one, other in zip(low, read_full(inner, ctx), strict=True)]
+        full = read_full(ctx, planner.memo)
+        casts = [one or other for one, other in zip(low, full, strict=True)]
     if any(casts):
         given = cast_states(ctx.given, casts)
         inner = planner.plan(body.jaxpr, given, ctx.requests, ctx.region.names)
@@ -196,7 +194,6 @@ def _call(planner: Plans, ctx: Context) -> EquationPlan:
         tuple(casts),
         inner.outputs,
         INSIDE,
-        uses=inner.uses,
     )
 
 
@@ -233,20 +230,13 @@ def read_low(
     def may_be_cast(state: ValueState) -> bool:
         return state.source in sources and state.known_value is None and state.dtype == FLOAT32
 
-    is_isolated = isolates(ctx.eqn)
-    casts = [
-        may_be_cast(s) and (is_isolated or use is Use.LOW)
-        for s, use in zip(ctx.given, inner.uses, strict=True)
-    ]
+    casts = list(map(may_be_cast, ctx.given))
     if any(casts):
-        # `inner.uses` counts a move of a source as a float32 read, because the moved source is
-        # float32. It leaves out comparisons, which accept either dtype. In an inlined call, a
-        # comparison would read float32: an operand that a comparison reads is not cast.
         casts = [cast and is_low for cast, is_low in zip(casts, reads_low(inner), strict=True)]
     return [ctx.region.compute_dtype if cast else None for cast in casts]
 
 
-def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
+def read_full(ctx: Context, memo: Memo) -> list[np.dtype | None]:
     """Returns the casts of 16-bit operands that a call and another consumer read in float32.
 
     One cast before the call serves all these consumers, and their cotangents are added in float32.
@@ -255,21 +245,23 @@ def read_full(inner: Plan, ctx: Context) -> list[np.dtype | None]:
     bfloat16, and else 0.17 %.
 
     Args:
-        inner: The plan of the body, whose inputs are the operands.
-        ctx: The equation.
+        ctx: The call.
+        memo: As for `needs.needs_of`.
     """
     # The operands of a checkpoint are residuals and stay in 16 bits, and so do values that are sent
     # to devices or the host.
-    if not (is_plain_call(ctx.eqn) or has_rule(ctx.eqn)):
+    if not ctx.shared or not (is_plain_call(ctx.eqn) or has_rule(ctx.eqn)):
         return [None] * len(ctx.given)
+    of_results = [Need(request.needs) for request in ctx.requests]
+    given = memo, ctx.marks, ctx.region.names
+    ((body, _, within),) = needs_in_bodies(ctx.eqn, of_results, *given)
+    needs = [within.get(v, NOTHING) for v in body_of(body.jaxpr).invars]
 
-    def is_cast(state: ValueState, use: Use, fulls: int) -> bool:
-        may_be = state.is_computed and state.known_value is None and state.is_widened
-        is_read = use is Use.FULL and fulls > 0  # 0 for an operand that is only returned
-        return may_be and is_read and is_16_bit(state.dtype)
+    def is_cast(i: int, state: ValueState) -> bool:
+        is_low = state.is_computed and state.known_value is None and is_16_bit(state.dtype)
+        return is_low and i in ctx.shared and needs[i] & EITHER == Need.FULL
 
-    found = zip(ctx.given, inner.uses, inner.fulls, strict=True)
-    return [FLOAT32 if is_cast(*one) else None for one in found]
+    return [FLOAT32 if is_cast(i, state) else None for i, state in enumerate(ctx.given)]
 
 
 def cast_states(
@@ -327,10 +319,6 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
     # Control operands (a branch index, a flag) are consumed by the equation itself, in declared
     # dtypes.
     inside = {i for body in held for i in body.operands}
-    uses = [Use.NONE if i in inside else d for i, d in enumerate(full_if_float(ctx))]
-    for plan, body in zip(inner, held, strict=True):
-        for i, use in zip(body.operands, plan.uses, strict=True):
-            uses[i] |= use
     declared = as_declared(ctx.eqn.invars, given)
     operands = tuple(None if i in inside else d for i, d in enumerate(declared))
     unchanged = all(plan.identity for plan in inner) and not any(operands)
@@ -339,18 +327,13 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
         made = _made(k, inner, held) or [ValueState(ctx.declared(v))]
         results.append(ValueState(made[0].dtype))
     action = Inside(tuple(inner), unchanged)
-    return EquationPlan(action, given, operands, tuple(results), reason, uses=tuple(uses))
+    return EquationPlan(action, given, operands, tuple(results), reason)
 
 
 def _made(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[ValueState]:
     """Returns the state of result ``k`` in each body that returns it."""
     pairs = zip(inner, held, strict=True)
     return [plan.outputs[body.results.index(k)] for plan, body in pairs if k in body.results]
-
-
-def full_if_float(ctx: Context) -> list[Use]:
-    """Returns the uses of operands in their declared dtypes: FULL for float32, else NONE."""
-    return [Use.FULL if ctx.declared(v) == FLOAT32 else Use.NONE for v in ctx.eqn.invars]
 
 
 # --- others without a cast policy -----------------------------------------------------------
@@ -407,9 +390,8 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
         result: ValueState,
         reason: Reason = cast,
         operand: np.dtype | None = None,
-        uses: tuple[Use, ...] = (),
     ) -> EquationPlan:
-        return EquationPlan(action, ctx.given, (operand,), (result,), reason, uses=uses)
+        return EquationPlan(action, ctx.given, (operand,), (result,), reason)
 
     is_back = aval_of(made).dtype == FLOAT32
     if is_back and ctx.region.names and ctx.region.names[-1] == _OURS:
@@ -422,10 +404,7 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     as_declared = state.dtype == source
     action = KEEP if as_declared else Cast()
     if target is None:
-        # float64 and complex numbers have the digits of float32: a cast to them requests float32.
-        dtype = aval_of(made).dtype
-        is_wider = jnp.issubdtype(dtype, jnp.inexact) and dtype.itemsize > FLOAT32.itemsize
-        return plan(action, ValueState(None), uses=(Use.FULL,) if is_wider else ())
+        return plan(action, ValueState(None))
     if source == target:
         # Only the weak type changes: the value keeps its dtype.
         code = ReasonCode.STRUCTURAL
@@ -445,12 +424,5 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
         result = ValueState(target, Source.LITERAL, known)
     if source is None:
         return plan(action, result)
-    # The cast requests its target dtype: if it is float32, the producer is raised, and not rounded
-    # and then widened.
-    use = Use.of(target)
-    if use is Use.LOW and target != ctx.region.compute_dtype:
-        # `target` is the 16-bit dtype that is not the compute dtype. The use FULL keeps the
-        # producer from rounding to the compute dtype, which lacks digits or range of `target`.
-        use |= Use.FULL
     lowers = ctx.region.compute_dtype is not None and state.dtype != target
-    return plan(action, result, operand=target if lowers else None, uses=(use,))
+    return plan(action, result, operand=target if lowers else None)

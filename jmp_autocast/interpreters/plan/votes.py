@@ -24,7 +24,7 @@ from .avals import is_16_bit, is_as_large
 from .basic_plans import rounded_once
 from .constant_range import BOUND, NEAR
 from .data import Context, EquationPlan, Inside, Reason, ReasonCode, Source, ValueState
-from .marks import is_convolved_sum
+from .marks import is_stream
 from .needs import HARMED, Need
 
 _CHOOSES = having("chooses")
@@ -117,25 +117,6 @@ def is_harmless(state: ValueState) -> bool:
     if state.known_value is not None or state.may_be_rounded:
         return True
     return state.const_range is not None and state.const_range.found.is_within_one
-
-
-def is_stream(ctx: Context) -> bool:
-    """Returns whether a sum is in a residual stream that is 16 bits by intent.
-
-    At level "compute" this is a sum of two or more values of its size, none of them a parameter: a
-    bias is smaller, and a learned position is a parameter. At other levels it is a sum in the
-    stream of a convolutional network.
-
-    Args:
-        ctx: The equation.
-    """
-    if not ctx.policy.data_abstains:
-        return is_convolved_sum(ctx.eqn, ctx.marks)
-    shape = aval_of(ctx.eqn.outvars[0]).shape
-    pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
-    sources = [s.source for v, s in pairs if aval_of(v).shape == shape]
-    is_sum = ctx.name in _SUMS and len(sources) > 1
-    return is_sum and all(source in (None, Source.DATA) for source in sources)
 
 
 def starts_stream(ctx: Context) -> bool:
@@ -252,7 +233,9 @@ def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
     if not (ctx.policy.data_abstains or _promotes_computed(ctx, plan)):
         return plan
     read_low = bool(ctx.need & Need.LEADS) and not ctx.need & HARMED
-    is_summed = is_stream(ctx) and all([state.is_computed for state in ctx.given])
+    is_summed = is_stream(ctx.eqn, ctx.marks, ctx.policy.data_abstains) and all(
+        [state.is_computed for state in ctx.given]
+    )
     if read_low and is_summed and plan.reason.code is ReasonCode.PROMOTE_FULL:
         return rounded_once(plan, ctx.compute_dtype, _SUM)
     return dataclasses.replace(
