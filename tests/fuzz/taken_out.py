@@ -15,7 +15,7 @@ import pytest
 
 from jmp_autocast.call import arguments
 from jmp_autocast.interpreters import compat
-from jmp_autocast.interpreters.plan import equation, needs, planner
+from jmp_autocast.interpreters.plan import consumers, equation, need_sweep, needs, planner
 from jmp_autocast.interpreters.plan.data import Request, Source
 from jmp_autocast.interpreters.plan.needs import Need
 from jmp_autocast.interpreters.primitives import reading
@@ -29,11 +29,16 @@ def without_need(need: Need) -> TakesOut:
     """A row of the needs."""
 
     def take_out(patch: pytest.MonkeyPatch) -> None:
-        rows = needs._REQUESTED.items()
+        rows = needs.REQUESTED.items()
         requested = {name: [r for r in found if r.need != need] for name, found in rows}
-        patch.setattr(needs, "_REQUESTED", requested)
+        patch.setattr(need_sweep, "REQUESTED", requested)
 
     return take_out
+
+
+def _derivatives_stay(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(consumers, "derivative_leaves", lambda *args: False)
+    patch.setattr(equation, "derivative_leaves", lambda *args: False)
 
 
 def without_link(table: str, name: str) -> TakesOut:
@@ -51,12 +56,12 @@ def without_link(table: str, name: str) -> TakesOut:
 def _calls_know_no_needs(patch: pytest.MonkeyPatch) -> None:
     # What is needed of a result neither leaves the body that reads it nor enters the one that
     # makes it.
-    patch.setattr(needs, "leaving", lambda eqn, found: ())
+    patch.setattr(need_sweep, "reads_of", lambda found: {})
     patch.setattr(planner, "Request", lambda needs: Request())
 
 
 def _needs_do_not_go_round(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(needs, "read_by_the_next", lambda body, reads: {})
+    patch.setattr(need_sweep, "read_by_the_next", lambda body, reads: {})
 
 
 def _first_argument(paths: Sequence[str], known: Any, traced: Any) -> list[Source]:
@@ -64,7 +69,7 @@ def _first_argument(paths: Sequence[str], known: Any, traced: Any) -> list[Sourc
 
 
 TAKEN_OUT: Mapping[str, TakesOut] = {
-    "derivatives": without_link("PROMOTIONS", "_derivative_leaves"),
+    "derivatives": _derivatives_stay,
     "roots": without_need(Need.STEEP),
     "exponentials": without_link("GUARDS", "_reads_what_needs_digits"),
     "factors": without_need(Need.SHARP),

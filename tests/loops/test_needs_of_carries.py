@@ -11,7 +11,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, autocast
-from jmp_autocast.interpreters.plan import needs
+from jmp_autocast.interpreters.plan import need_sweep
 from jmp_autocast.interpreters.plan.needs import Need
 from tests.fuzz.comparison import interpreted
 from tests.support.steps import LOOPS
@@ -60,7 +60,7 @@ def beside_a_product(read):
 READ = {name: (beside_a_product(read), make) for name, (read, make) in READ.items()}
 
 
-def only_products(body, reads, known=needs.read_by_the_next):
+def only_products(body, reads, known=need_sweep.read_by_the_next):
     return {k: need & Need.LEADS for k, need in known(body, reads).items()}
 
 
@@ -75,7 +75,7 @@ def test_the_next_step_reads_what_float32_makes(name, loop, policy):
 @pytest.mark.parametrize("loop", LOOPS)
 @pytest.mark.parametrize("name", READ)
 def test_and_is_wrong_if_needs_do_not_go_round(name, loop, policy, monkeypatch):
-    monkeypatch.setattr(needs, "read_by_the_next", only_products)
+    monkeypatch.setattr(need_sweep, "read_by_the_next", only_products)
     assert not error(loop(*READ[name]), policy) <= 0.004
 
 
@@ -96,5 +96,5 @@ def steps_while_it_grows():
 @pytest.mark.parametrize("policy", [BF16, FP16], ids=["bfloat16", "float16"])
 def test_the_condition_of_a_loop_is_a_reader(policy, monkeypatch):
     assert error(steps_while_it_grows(), policy) == 0
-    monkeypatch.setattr(needs, "read_by_the_next", only_products)
+    monkeypatch.setattr(need_sweep, "read_by_the_next", only_products)
     assert error(steps_while_it_grows(), policy) == 1

@@ -17,7 +17,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, Policy, autocast, explain
-from jmp_autocast.interpreters.plan import equation, needs
+from jmp_autocast.interpreters.plan import consumers, equation, need_sweep, needs
 from jmp_autocast.interpreters.plan.needs import Need
 from tests.fuzz.by_hand import Rounded
 from tests.fuzz.comparison import interpreted
@@ -560,9 +560,11 @@ def without(row, monkeypatch):
         kept = tuple(x for x in getattr(equation, name) if x.decides.__name__ != row)
         assert len(kept) < len(getattr(equation, name))
         monkeypatch.setattr(equation, name, kept)
+        if row == "_derivative_leaves":
+            monkeypatch.setattr(consumers, "derivative_leaves", lambda *args: False)
     else:
-        asked = {name: [r for r in rs if r.need != row] for name, rs in needs._REQUESTED.items()}
-        monkeypatch.setattr(needs, "_REQUESTED", asked)
+        asked = {name: [r for r in rs if r.need != row] for name, rs in needs.REQUESTED.items()}
+        monkeypatch.setattr(need_sweep, "REQUESTED", asked)
 
 
 def in_float64(fn, args):

@@ -20,7 +20,7 @@ from ...policies import (
 from ...policies.registry import check_obeyed, known_rule
 from ..compat import Atom, aval_of
 from ..primitives import reading
-from ..primitives.traits import DERIVATIVES, FOLDS, having, leaves_float16
+from ..primitives.traits import DERIVATIVES, FOLDS, having
 from .avals import at_least, is_16_bit, is_as_large
 from .basic_plans import (
     cast_results,
@@ -31,6 +31,7 @@ from .basic_plans import (
     rounded_once,
     view_of,
 )
+from .consumers import chooses_in_float32, derivative_leaves, follows_consumers, raised_for
 from .data import (
     BIND,
     KEEP,
@@ -47,17 +48,7 @@ from .data import (
     ValueState,
 )
 from .marks import accumulates, is_stream
-from .needs import (
-    EITHER,
-    HARMED,
-    OF_PRODUCTS,
-    ROWS,
-    Need,
-    cannot_pay,
-    chooses_in_float32,
-    follows_consumers,
-    raised_for,
-)
+from .needs import EITHER, HARMED, OF_PRODUCTS, ROWS, Need, cannot_pay
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
 
 _CONTRACTS = having("contracts")
@@ -489,15 +480,7 @@ def _derivative_leaves(ctx: Context) -> EquationPlan | None:
     Without this link, a gradient of linear attention was off by 20 times its size, and the gradient
     of a GELU was NaN.
     """
-    # JAX's derivative of `a / b` computes b**-2, which is 0 in float16 from b = 4,096 on and
-    # infinite below 1/256. Its derivative of a cube, as in a GELU, computes 3 x**2, infinite from
-    # 148 on. No loss scale mends these.
-    if ctx.compute_dtype != np.float16:
-        return None
-    exponents = reading.derivative_exponents(ctx.eqn).items()
-    leaves = [ctx.given[i] for i, exponent in exponents if leaves_float16(exponent)]
-    has_gradient = any([s.known_value is None and s.source is not Source.CONST for s in leaves])
-    if not has_gradient:
+    if not derivative_leaves(ctx.eqn, ctx.marks, ctx.region):
         return None
     plan = _saying("its derivative may leave float16", _consumers_decide(ctx))
     if not is_16_bit(plan.results[0].dtype):
@@ -528,7 +511,7 @@ def _needs_float32(ctx: Context) -> str:
     is_intended = is_stream(ctx.eqn, ctx.marks, ctx.policy.data_abstains)
     if is_intended and not ctx.need & HARMED:
         return ""
-    if needed := raised_for(ctx.name, ctx.need):
+    if needed := raised_for(ctx.eqn, ctx.need):
         return next(row for row in ROWS if needed & row.need).consumer
     if follows_consumers(ctx.eqn, ctx.marks, ctx.need, ctx.region):
         return "all consumers"

@@ -24,7 +24,8 @@ from .data import (
 )
 from .mark_sweep import accumulated_in, inputs_of, residual_streams
 from .marks import PARAMETER, Marks
-from .needs import Need, needs_in_bodies
+from .need_sweep import needs_in_bodies
+from .needs import Need
 from .structural import (
     INSIDE,
     Plans,

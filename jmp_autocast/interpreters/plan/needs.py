@@ -8,33 +8,24 @@ selects their operands, and the primitives through which the need passes to prod
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
-from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy, Policy
-from ...policies.registry import known_rule, registered_rules
-from ..compat import Atom, Jaxpr, JaxprEqn, Literal, Var, aval_of, body_of
-from ..primitives.picking import picks
+from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy
+from ..compat import Atom, JaxprEqn, Literal, Var
 from ..primitives.reading import (
-    cast_dtype,
     casts_to_integer,
-    derivative_exponents,
     is_norm,
     multiplies_points,
     reduction_depth,
-    requested_precision,
     subtracted_from_one,
 )
-from ..primitives.structure import STRUCTURES, Body, bodies
-from ..primitives.traits import DERIVATIVES, TRAITS, having, leaves_float16
-from ..regions import Region
-from .avals import at_least, is_16_bit, is_as_large
-from .images import Images, cancelled, facts_of, multiplies_complement
-from .mark_sweep import Memo, inputs_of
-from .marks import GIVEN, MOST_FACTORS, Marks, accumulates, adds, is_stream
+from ..primitives.traits import TRAITS, having
+from .avals import at_least
+from .images import Images, cancelled, multiplies_complement
+from .marks import MOST_FACTORS, Marks, adds
 
 
 class Need(enum.IntFlag):
@@ -85,7 +76,6 @@ NOTHING = Need(0)
 LOST: Need = Need.POLE | Need.SHARP
 HARMED: Need = LOST | Need.SNAP
 EITHER: Need = Need.LOW | Need.FULL
-_WIDE: Need = Need.FULL | Need.ONCE
 OF_PRODUCTS: Need = Need.EXPANDED | Need.DECOMPOSED
 """The needs for which a guard of `equation` keeps contractions in float32."""
 
@@ -95,20 +85,16 @@ _CHEAP = having("feeds") | having("rounds")
 _SUMS = having("sums")
 _SNAPS = having("snaps")
 _COMPARES = frozenset(("lt", "le", "gt", "ge"))
+COMPARES_ANY = _COMPARES | {"eq", "ne", "is_finite"}
 _RANKS = frozenset("top_k approx_top_k argmax argmin sort".split())
 # Products, also those that an inner autocast has made, and attention kernels.
-_LOWERED = _CONTRACTS | {"accumulate", "float8_dot"}
-_LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER_PRECISION_FP}
+LOWERED = _CONTRACTS | {"accumulate", "float8_dot"}
+LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER_PRECISION_FP}
 # A path to a product leads through these: cheap and promoting elementwise operations, and moves.
-_LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
-_LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
-_LEADS_ON -= _SNAPS | _COMPARES | _RANKS | {"eq", "ne", "is_finite"}
+LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
+LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
+LEADS_ON -= _SNAPS | _RANKS | COMPARES_ANY
 _MOVES = having("moves")
-_ROUNDS = having("rounds")
-_FEEDS = having("feeds")
-_ONLY_MOVES = _MOVES | having("joins")
-_CHOOSE_IN_FULL = _FEEDS & _ROUNDS
-_COMPARES_ANY = _COMPARES | {"eq", "ne", "is_finite"}
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
 
@@ -218,7 +204,7 @@ def _origins(ctx: NeedContext, eqn: JaxprEqn) -> list[Atom]:
     return [v if isinstance(v, Literal) else ctx.moved.get(v, v) for v in eqn.invars[:2]]
 
 
-def _is_float32(eqn: JaxprEqn, marks: Sequence[Marks], need: Need) -> bool:
+def is_float32(eqn: JaxprEqn, marks: Sequence[Marks], need: Need) -> bool:
     """Whether a contraction runs in float32, as one of points with a constant matrix does."""
     warps = [m.fixed and multiplies_points(eqn, i) for i, m in enumerate(marks[:2])]
     return cannot_pay(eqn) or is_norm(eqn) or any(warps) or bool(need & OF_PRODUCTS)
@@ -347,9 +333,9 @@ ROWS = (
     ),
     Row(
         Need.LEADS,
-        _LOWERED,
-        lambda ctx: () if _is_float32(*ctx[:3]) else ctx.eqn.invars[:3],
-        _LEADS_ON,
+        LOWERED,
+        lambda ctx: () if is_float32(*ctx[:3]) else ctx.eqn.invars[:3],
+        LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
     ),
     Row(
@@ -381,259 +367,15 @@ ROWS = (
 )
 
 
-_REQUESTED: dict[str, list[Row]] = {}
-_THROUGH: dict[str, Need] = {}
+REQUESTED: dict[str, list[Row]] = {}
+THROUGH: dict[str, Need] = {}
 RAISED: dict[str, Need] = {}
 """The needs for which each primitive is raised to float32, by the primitive's name."""
 for _row in ROWS:
     for _name in _row.primitives:
-        _REQUESTED.setdefault(_name, []).append(_row)
+        REQUESTED.setdefault(_name, []).append(_row)
     for _name in _row.through:
-        _THROUGH[_name] = _THROUGH.get(_name, NOTHING) | _row.need
+        THROUGH[_name] = THROUGH.get(_name, NOTHING) | _row.need
     for _name in _row.raises:
         RAISED[_name] = RAISED.get(_name, NOTHING) | _row.need
-_STOPPED = [row for row in ROWS if row.stops is not _nowhere]
-
-Needs: TypeAlias = Mapping[Any, Need]
-
-
-def needs_of(
-    jaxpr: Jaxpr,
-    outputs: Sequence[Need],
-    memo: Memo,
-    inputs: Sequence[Any],
-    path: tuple[str, ...] = (),
-) -> Needs:
-    """Returns the needs of each variable of a jaxpr.
-
-    Args:
-        jaxpr: An open jaxpr.
-        outputs: The needs of its outputs.
-        memo: A cache, whose owner keeps the jaxprs alive.
-        inputs: The marks of its inputs.
-        path: The scopes around it.
-    """
-    facts = facts_of(jaxpr, inputs, memo)
-    key = "needs", id(facts), tuple(outputs), path
-    if (known := memo.get(key)) is not None:
-        return known
-    producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    promoted, needs = memo.get("promoted", ()), {}
-
-    def add(atoms: Sequence[Atom], need: Need) -> None:
-        for v in atoms:
-            if not isinstance(v, Literal):
-                known = needs.get(v, NOTHING)
-                needs[v] = known | need | (Need.SHARED if known & need & Need.ONCE else NOTHING)
-
-    for v, need in zip(jaxpr.outvars, outputs, strict=True):
-        if need:
-            add([v], need)
-    for i, eqn in reversed(list(enumerate(jaxpr.eqns))):
-        name, of_results = eqn.primitive.name, NOTHING
-        region = memo["regions"].at(path, eqn)
-        for v in eqn.outvars:
-            of_results |= needs.get(v, NOTHING)
-        if name in STRUCTURES:
-            of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            found = needs_in_bodies(eqn, of_each, memo, facts.given[i], region.names)
-            for v, need in leaving(eqn, found):
-                add([v], need)
-            continue
-        through = _THROUGH.get(name, NOTHING)
-        passed = of_results & (through | Need.LEADS if name in promoted else through)
-        for row in _STOPPED if passed else ():
-            if passed & row.need and row.stops(eqn):
-                passed &= ~row.need
-        marks = facts.marks.operands[i]
-        passed |= NOTHING if name in _ONLY_MOVES else Need.COMPUTED
-        if passed := passed | _reads(eqn, marks, of_results, region):
-            add(eqn.invars, passed)
-        if rows := _REQUESTED.get(name):
-            ctx = NeedContext(eqn, marks, of_results, producers, facts.moved, facts.images)
-            for row in rows:
-                add(row.operands(ctx), row.need)
-    memo[key] = needs
-    return needs
-
-
-def _reads(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> Need:
-    """Returns in which dtypes an equation reads its operands: LOW, FULL, both or neither.
-
-    Args:
-        eqn: The equation.
-        marks: The marks of its operands.
-        need: The needs of its results.
-        region: The precision in force at the equation.
-    """
-    name = eqn.primitive.name
-    if not region.lowers:
-        return _WIDE
-    if name in _CONTRACTS and _is_float32(eqn, marks, need):
-        return EITHER if cannot_pay(eqn) and not is_norm(eqn) else _WIDE
-    if name in _LOWERED:
-        is_plain = known_rule(name, region.rule)[1] == "default" and name in _CONTRACTS
-        if is_plain and requested_precision(eqn) is None:
-            is_low = not any([m.fixed or m.counted or m.whole for m in marks[:2]])
-            is_half = region.compute_dtype == np.float16
-            return Need.LOW if is_low and not (is_half and marks[0].exponential) else EITHER
-        return EITHER
-    if name == "convert_element_type" and cast_dtype(eqn) != aval_of(eqn.invars[0]).dtype:
-        return _cast_to(cast_dtype(eqn), region)
-    if name in _ROUNDS:
-        is_full = chooses_in_float32(eqn) and not need & Need.LEADS
-        return _WIDE if is_full else need & (EITHER | Need.ONCE)
-    if name in _COMPARES_ANY:
-        return NOTHING
-    if name in _LEADS_ON and need & Need.LEADS:
-        is_added = bool(need & Need.ADDED)
-        votes = accumulates(eqn, marks, is_added) or _has_data(eqn, marks)
-        is_full = (votes and not region.abstains) or any([m.wide for m in marks])
-        is_raised = raised_for(name, need) or follows_consumers(eqn, marks, need, region)
-        if is_full or is_raised or derivative_leaves(eqn, region):
-            return _WIDE
-        return Need.LOW if is_stream(eqn, marks, region.abstains) else EITHER
-    return _WIDE
-
-
-def _cast_to(dtype: Any, region: Region) -> Need:
-    """Returns how a cast of the program reads its operand."""
-    if not jnp.issubdtype(dtype, jnp.inexact):
-        return NOTHING
-    # float64 and complex numbers have the digits of float32. The 16-bit dtype that is not the
-    # compute dtype has digits or a range that the compute dtype lacks.
-    return Need.LOW if dtype == region.compute_dtype else EITHER if is_16_bit(dtype) else _WIDE
-
-
-def _has_data(eqn: JaxprEqn, marks: Sequence[Marks]) -> bool:
-    """Whether an operand is data of the result's size, which votes."""
-    pairs = zip(eqn.invars, marks, strict=True)
-    data = [v for v, m in pairs if m.given == GIVEN.given and not m.fixed]
-    return any([is_as_large(v, eqn.outvars[0]) for v in data])
-
-
-def derivative_leaves(eqn: JaxprEqn, region: Region) -> bool:
-    """Returns whether the derivative of an equation may leave the range of float16."""
-    if region.compute_dtype != np.float16 or eqn.primitive.name not in DERIVATIVES:
-        return False
-    return any(map(leaves_float16, derivative_exponents(eqn).values()))
-
-
-def raised_for(name: str, need: Need) -> Need:
-    """Returns the needs for which an equation that is no product is raised to float32.
-
-    An equation that computes is raised for a consumer that loses digits. For others only a cheap
-    one is, as a float32 `sin` costs more than a cast of its result.
-    """
-    needed = need & RAISED.get(name, NOTHING)
-    is_raised = name in _FEEDS or (needed & HARMED and name not in _ROUNDS)
-    return needed if is_raised else NOTHING
-
-
-def follows_consumers(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> bool:
-    """Returns whether a cheap equation runs in float32 because all its consumers do.
-
-    A product of two computed values does not: in float32, `sigmoid(a) * b` would widen both
-    factors. Neither does a value that is only moved: in float32, the residual stream of a ViT took
-    over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
-    """
-    name = eqn.primitive.name
-    is_cheap = name in _FEEDS and (name != "mul" or any([m.given for m in marks]))
-    if not is_cheap or not need & Need.COMPUTED or need & EITHER != Need.FULL:
-        return False
-    return not is_stream(eqn, marks, region.abstains)
-
-
-def chooses_in_float32(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation that leads to no product chooses elements in float32.
-
-    The derivative of a maximum counts ties, and that of picked elements adds up cotangents.
-    """
-    return eqn.primitive.name in _CHOOSE_IN_FULL or picks(eqn)
-
-
-def promoted_by_rules(policy: Policy) -> frozenset[str]:
-    """Returns the primitives that a user's rule may promote: LEADS passes through them."""
-    rules = [*registered_rules(), *((name, rule) for _, name, rule in policy.rules)]
-    names = [name for name, rule in rules if rule is CastPolicy.PROMOTE or callable(rule)]
-    return frozenset(names) - STRUCTURES.keys()
-
-
-class ReadIn(NamedTuple):
-    """The needs in a body.
-
-    Args:
-        body: The body.
-        returned: The needs of its outputs, outside the body and in the next iteration.
-        within: The needs of each of its variables.
-    """
-
-    body: Body
-    returned: Sequence[Need]
-    within: Needs
-
-
-def needs_in_bodies(
-    eqn: JaxprEqn,
-    of_results: Sequence[Need],
-    memo: Memo,
-    given: Sequence[Marks],
-    path: tuple[str, ...],
-) -> list[ReadIn]:
-    """Returns the needs in each body of a call, a branch or a loop.
-
-    The consumers of an iteration's outputs are in the next iteration and in the condition. Without
-    them a sigmoid that the next step ranks was rounded, and 19 of 20 choices were wrong.
-
-    Args:
-        eqn: The equation.
-        of_results: The needs of its results.
-        memo: As for `needs_of`.
-        given: The marks of its operands.
-        path: The scopes around its bodies.
-    """
-    held = bodies(eqn)
-    returned = [[NOTHING if r is None else of_results[r] for r in b.results] for b in held]
-    while True:
-        found = [
-            ReadIn(
-                b,
-                outputs,
-                needs_of(body_of(b.jaxpr), outputs, memo, inputs_of(b, given, memo), path),
-            )
-            for b, outputs in zip(held, returned, strict=True)
-        ]
-        reads, before = reads_of(found), [list(outputs) for outputs in returned]
-        for body, outputs in zip(held, returned, strict=True):
-            for k, need in read_by_the_next(body, reads).items():
-                outputs[k] |= need
-        if returned == before:  # the loop ends, because needs only grow
-            return found
-
-
-def read_by_the_next(body: Body, reads: Mapping[int, Need]) -> Mapping[int, Need]:
-    """Returns the needs of a loop body's outputs in the next iteration and in the condition."""
-    return {k: reads.get(body.operands[i], NOTHING) for i, k in body.carries}
-
-
-def leaving(eqn: JaxprEqn, found: Sequence[ReadIn]) -> Iterator[tuple[Atom, Need]]:
-    """Yields the needs of an equation's operands in its bodies, and what its results share there.
-
-    A result that its body also reads in float32 is shared by consumers on both sides.
-    """
-    for body, _, within in found:
-        inner = body_of(body.jaxpr)
-        for i, v in zip(body.operands, inner.invars, strict=True):
-            yield eqn.invars[i], within.get(v, NOTHING)
-        for r, v in zip(body.results, inner.outvars, strict=True):
-            if r is not None and not isinstance(v, Literal):
-                yield eqn.outvars[r], within.get(v, NOTHING) & Need.SHARED
-
-
-def reads_of(found: Sequence[ReadIn]) -> Mapping[int, Need]:
-    """Returns the needs of an equation's operands in its bodies, by their positions."""
-    reads: dict[int, Need] = {}
-    for body, _, within in found:
-        for i, v in zip(body.operands, body_of(body.jaxpr).invars, strict=True):
-            reads[i] = reads.get(i, NOTHING) | within.get(v, NOTHING)
-    return reads
+STOPPED = [row for row in ROWS if row.stops is not _nowhere]

@@ -27,7 +27,8 @@ from .data import Context, EquationPlan, Plan, Request, Source, ValueState, lite
 from .equation import plan_equation
 from .images import facts_of
 from .mark_sweep import Memo
-from .needs import EITHER, NOTHING, Need, needs_of, promoted_by_rules
+from .need_sweep import needs_of, promoted_by_rules
+from .needs import EITHER, NOTHING, Need
 from .structural import plan_structural, planning_rule
 from .votes import rounded_stream
 

@@ -47,7 +47,8 @@ from .data import (
 )
 from .mark_sweep import Memo
 from .marks import NONE
-from .needs import EITHER, NOTHING, Need, needs_in_bodies
+from .need_sweep import needs_in_bodies
+from .needs import EITHER, NOTHING, Need
 from .reads import reads_low
 
 

@@ -1,0 +1,168 @@
+"""Finds in which dtype an equation reads its operands, before any dtype is planned.
+
+Marks and needs decide it. Where they do not, because the dtype depends on a guard or on a vote, an
+equation counts as reading both float32 and 16 bits, so that it changes no operand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ...policies.registry import known_rule
+from ..compat import JaxprEqn, aval_of
+from ..primitives.picking import picks
+from ..primitives.reading import cast_dtype, derivative_exponents, is_norm, requested_precision
+from ..primitives.traits import DERIVATIVES, having, leaves_float16
+from ..regions import Region
+from .avals import is_16_bit, is_as_large
+from .marks import GIVEN, Marks, accumulates, is_stream
+from .needs import (
+    COMPARES_ANY,
+    EITHER,
+    HARMED,
+    LEADS_ON,
+    LOWERED,
+    NOTHING,
+    RAISED,
+    Need,
+    cannot_pay,
+    is_float32,
+)
+
+_CONTRACTS = having("contracts")
+_ROUNDS = having("rounds")
+_FEEDS = having("feeds")
+_MOVES = having("moves") | having("joins")
+_CHOOSE_IN_FULL = _FEEDS & _ROUNDS
+_WIDE: Need = Need.FULL | Need.ONCE
+
+
+def reads(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> Need:
+    """Returns how an equation reads its operands: LOW, FULL or both; COMPUTED unless it moves them.
+
+    Args:
+        eqn: The equation.
+        marks: The marks of its operands.
+        need: The needs of its results.
+        region: The precision in force at the equation.
+    """
+    name = eqn.primitive.name
+    computed = NOTHING if name in _MOVES else Need.COMPUTED
+    if not region.lowers:
+        return computed | _WIDE
+    if name in LOWERED:
+        return computed | _of_product(eqn, marks, need, region)
+    if name == "convert_element_type" and cast_dtype(eqn) != aval_of(eqn.invars[0]).dtype:
+        return computed | _of_cast(cast_dtype(eqn), region)
+    if name in COMPARES_ANY:
+        return computed
+    if name in _ROUNDS and not (chooses_in_float32(eqn) and not need & Need.LEADS):
+        return computed | need & (EITHER | Need.ONCE)
+    if name in LEADS_ON and need & Need.LEADS:
+        return computed | _on_a_path(eqn, marks, need, region)
+    return computed | _WIDE
+
+
+def _of_product(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> Need:
+    if eqn.primitive.name not in _CONTRACTS:
+        return EITHER
+    if is_float32(eqn, marks, need):
+        return _WIDE if is_norm(eqn) or not cannot_pay(eqn) else EITHER
+    is_default = known_rule(eqn.primitive.name, region.rule)[1] == "default"
+    is_half = region.compute_dtype == np.float16
+    may_be_guarded = [
+        m.fixed or m.counted or m.whole or (is_half and m.exponential) for m in marks[:2]
+    ]
+    is_low = is_default and requested_precision(eqn) is None and not any(may_be_guarded)
+    return Need.LOW if is_low else EITHER
+
+
+def _of_cast(dtype: Any, region: Region) -> Need:
+    if not jnp.issubdtype(dtype, jnp.inexact):
+        return NOTHING
+    # float64 and complex numbers have the digits of float32. The 16-bit dtype that is not the
+    # compute dtype has digits or a range that the compute dtype lacks.
+    return Need.LOW if dtype == region.compute_dtype else EITHER if is_16_bit(dtype) else _WIDE
+
+
+def _on_a_path(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> Need:
+    """Returns how an elementwise equation reads its operands if it leads to a product."""
+    votes = accumulates(eqn, marks, bool(need & Need.ADDED)) or _has_data(eqn, marks)
+    is_full = (votes and not region.abstains) or any([m.wide for m in marks])
+    is_raised = raised_for(eqn, need) or follows_consumers(eqn, marks, need, region)
+    if is_full or is_raised or derivative_leaves(eqn, marks, region):
+        return _WIDE
+    return Need.LOW if is_stream(eqn, marks, region.abstains) else EITHER
+
+
+def _has_data(eqn: JaxprEqn, marks: Sequence[Marks]) -> bool:
+    """Whether an operand is data of the result's size, which votes."""
+    pairs = zip(eqn.invars, marks, strict=True)
+    data = [v for v, m in pairs if m.given == GIVEN.given and not m.fixed]
+    return any([is_as_large(v, eqn.outvars[0]) for v in data])
+
+
+def raised_for(eqn: JaxprEqn, need: Need) -> Need:
+    """Returns the needs for which an elementwise equation is raised to float32.
+
+    An equation that computes is raised for a consumer that loses digits. For others only a cheap
+    one is, as a float32 `sin` costs more than a cast of its result.
+
+    Args:
+        eqn: The equation.
+        need: The needs of its results.
+    """
+    name = eqn.primitive.name
+    needed = need & RAISED.get(name, NOTHING)
+    is_raised = name in _FEEDS or (needed & HARMED and name not in _ROUNDS)
+    return needed if is_raised else NOTHING
+
+
+def follows_consumers(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> bool:
+    """Returns whether a cheap equation runs in float32 because all its consumers do.
+
+    A product of two computed values does not: in float32, `sigmoid(a) * b` would widen both
+    factors. Neither does a value that is only moved: in float32, the residual stream of a ViT took
+    over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
+
+    Args:
+        eqn: The equation.
+        marks: The marks of its operands.
+        need: The needs of its results.
+        region: The precision in force at the equation.
+    """
+    name = eqn.primitive.name
+    is_cheap = name in _FEEDS and (name != "mul" or any([m.given for m in marks]))
+    if not is_cheap or not need & Need.COMPUTED or need & EITHER != Need.FULL:
+        return False
+    return not is_stream(eqn, marks, region.abstains)
+
+
+def derivative_leaves(eqn: JaxprEqn, marks: Sequence[Marks], region: Region) -> bool:
+    """Returns whether the derivative of an equation may leave the range of float16.
+
+    JAX's derivative of `a / b` computes b**-2, which is 0 in float16 from b = 4,096 on and infinite
+    below 1/256. Its derivative of a cube, as in a GELU, computes 3 x**2, infinite from 148 on. No
+    loss scale mends these.
+
+    Args:
+        eqn: The equation.
+        marks: The marks of its operands.
+        region: The precision in force at the equation.
+    """
+    if region.compute_dtype != np.float16 or eqn.primitive.name not in DERIVATIVES:
+        return False
+    exponents = derivative_exponents(eqn).items()
+    return any([leaves_float16(n) and not marks[i].fixed for i, n in exponents])
+
+
+def chooses_in_float32(eqn: JaxprEqn) -> bool:
+    """Returns whether an equation that leads to no product chooses elements in float32.
+
+    The derivative of a maximum counts ties, and that of picked elements adds up cotangents.
+    """
+    return eqn.primitive.name in _CHOOSE_IN_FULL or picks(eqn)
