@@ -36,6 +36,13 @@ def without_need(need: Need) -> TakesOut:
     return take_out
 
 
+def without_the_rule(patch: pytest.MonkeyPatch) -> None:
+    """Every value counts as one that leads to a product."""
+    without_link("PROMOTIONS", "_leads_to_no_product")(patch)
+    leads = lambda eqn, marks, need, at: consumers.reads(eqn, marks, need | Need.LEADS, at)
+    patch.setattr(need_sweep, "reads", leads)
+
+
 def _derivatives_stay(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(consumers, "derivative_leaves", lambda *args: False)
     patch.setattr(equation, "derivative_leaves", lambda *args: False)
@@ -96,6 +103,6 @@ def first_found(kind: str, numbers: Sequence[int], takes_out: TakesOut | None) -
     """Returns the number of the first program of a kind that is wrong; None if none is."""
     with pytest.MonkeyPatch.context() as patch:
         if takes_out is not None:
-            without_link("PROMOTIONS", "_leads_to_no_product")(patch)
+            without_the_rule(patch)
             takes_out(patch)
         return next((i for i in numbers if dangers.run(0, i, kind)[1]), None)

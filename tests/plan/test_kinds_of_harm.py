@@ -19,6 +19,7 @@ from jax import lax
 from jmp_autocast import BF16, FP16, Policy, autocast, explain
 from jmp_autocast.interpreters.plan import consumers, equation, need_sweep, needs
 from jmp_autocast.interpreters.plan.needs import Need
+from jmp_autocast.interpreters.rewrite import rewritten_bodies
 from tests.fuzz.by_hand import Rounded
 from tests.fuzz.comparison import interpreted
 from tests.fuzz.facts import CONTRACTIONS
@@ -555,6 +556,7 @@ class Hand(Rounded):
 
 def without(row, monkeypatch):
     """Takes a row out of the planner: a need, a guard, or what promotes."""
+    rewritten_bodies._kept.cache_clear()
     if isinstance(row, str):
         name = "GUARDS" if any(x.decides.__name__ == row for x in equation.GUARDS) else "PROMOTIONS"
         kept = tuple(x for x in getattr(equation, name) if x.decides.__name__ != row)
@@ -562,6 +564,9 @@ def without(row, monkeypatch):
         monkeypatch.setattr(equation, name, kept)
         if row == "_derivative_leaves":
             monkeypatch.setattr(consumers, "derivative_leaves", lambda *args: False)
+        if row == "_leads_to_no_product":
+            leads = lambda eqn, marks, need, at: consumers.reads(eqn, marks, need | Need.LEADS, at)
+            monkeypatch.setattr(need_sweep, "reads", leads)
     else:
         asked = {name: [r for r in rs if r.need != row] for name, rs in needs.REQUESTED.items()}
         monkeypatch.setattr(need_sweep, "REQUESTED", asked)

@@ -133,7 +133,7 @@ REASONS = {
     "literal": (low(lambda h: h + DENORMAL), "add", "LITERAL", FULL),
     "coordinates": (positions(65_536), "dot_general", "COORD", FULL),
     "few_coordinates": (positions(256), "dot_general", "COORD", FULL),
-    "feeder": (low(lambda h: (d := h - jnp.sin(h)) * jnp.exp(d)), "sub", "FEEDER", FULL),
+    "feeder": (low(lambda h: (d := h - 1.5) * jnp.exp(d)), "sub", "FEEDER", FULL),
     "feeder_of_complex": (low(lambda h: (h - 1.5).astype("complex64")), "sub", "FEEDER", FULL),
     "callback": (low(called_back), "sub", "NO_PRODUCT", FULL),
     "low_carry": (low(loop), "scan", "STRUCTURAL", LOW),
