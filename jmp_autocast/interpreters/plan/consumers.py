@@ -36,6 +36,7 @@ from .needs import (
 _CONTRACTS = having("contracts")
 _ROUNDS = having("rounds")
 _FEEDS = having("feeds")
+_FUSES = having("fuses")
 _MOVES = having("moves") | having("joins")
 _CHOOSE_IN_FULL = _FEEDS & _ROUNDS
 _WIDE: Need = Need.FULL | Need.ONCE
@@ -61,7 +62,7 @@ def reads(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> 
     if name in COMPARES_ANY:
         return computed
     if name in _ROUNDS and not (chooses_in_float32(eqn) and not need & Need.LEADS):
-        return computed | need & (EITHER | Need.ONCE)
+        return computed | need & (EITHER | (Need.ONCE if name in _FUSES else NOTHING))
     if name in LEADS_ON and need & Need.LEADS:
         return computed | _on_a_path(eqn, marks, need, region)
     return computed | _WIDE

@@ -109,6 +109,7 @@ class ValueState:
         was_rounded: A float32 value that is an elementwise function of 16-bit values; see
             `votes.rounded_stream`.
         marks: The marks of an input of a jaxpr; not set for other values.
+        is_shared: Several equations read it in float32; set for operands of moves and of calls.
     """
 
     dtype: np.dtype | None
@@ -122,6 +123,7 @@ class ValueState:
     is_looked_up: bool = False
     was_rounded: bool = False
     marks: Marks = NONE
+    is_shared: bool = False
 
     def __hash__(self) -> int:
         # States are hashed for each equation. Two fields are enough: few states differ in others
@@ -207,7 +209,6 @@ class Context(NamedTuple):
         requests: The request for each result of an equation with bodies; empty for others.
         marks: The marks of its operands.
         need: The needs of its first result.
-        shared: The positions of operands that several equations read in float32.
         kind: As for `mark_sweep.AllMarks`.
     """
 
@@ -220,7 +221,6 @@ class Context(NamedTuple):
     requests: tuple[Request, ...]
     marks: Sequence[Marks]
     need: Need
-    shared: tuple[int, ...]
     kind: int | None
 
     @property

@@ -522,7 +522,7 @@ def _needs_float32(ctx: Context) -> str:
     # are 0.01 off, and by 4 % for a contrastive loss, which reads logits and their transpose. A
     # value with one float32 consumer is cast behind them: masked scores, or an activation before a
     # norm, would become a float32 residual.
-    is_shared = any([ctx.given[i].is_computed for i in ctx.shared])
+    is_shared = any([state.is_shared for state in ctx.given])
     return "several consumers" if is_shared and ctx.need & EITHER == Need.FULL else ""
 
 
@@ -538,7 +538,7 @@ def _is_only_read_low(ctx: Context) -> bool:
     It is then computed from a copy of its one computed operand, which may not be larger than the
     result: a cast of a row costs less than a cast of the buffer that holds it.
     """
-    if ctx.name not in _CLEARS or ctx.need & EITHER != Need.LOW:
+    if ctx.name not in _CLEARS or ctx.need & (EITHER | HARMED | OF_PRODUCTS) != Need.LOW:
         return False
     is_held = literal_guard(ctx.given, ctx.floats, ctx.compute_dtype) is None
     computed = _computed(ctx)

@@ -198,9 +198,11 @@ def is_stream(eqn: JaxprEqn, marks: Sequence[Marks], of_all: bool) -> bool:
     if eqn.primitive.name not in _SUMS:
         return False
     summands = [marks[i] for i in full_size(eqn, marks)]
+    if len(summands) < 2 or (of_all and eqn.primitive.name == "sub"):
+        return False
     if of_all:
-        return len(summands) == 2 and not any([m.fixed or m.given > GIVEN.given for m in summands])
-    return len(summands) == 2 and is_convolved(summands)
+        return not any([m.fixed or m.given > GIVEN.given for m in summands])
+    return is_convolved(summands)
 
 
 def accumulates(eqn: JaxprEqn, marks: Sequence[Marks], is_added: bool) -> bool:

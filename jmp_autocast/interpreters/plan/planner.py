@@ -20,7 +20,7 @@ from ..compat import AnyJaxpr, Atom, Jaxpr, Literal, aval_of, body_of, consts_of
 from ..primitives.structure import STRUCTURES, has_rule
 from ..primitives.traits import having
 from ..regions import Regions
-from .avals import float_dtype
+from .avals import float_dtype, is_16_bit
 from .constant_range import constant_range
 from .copies import products_of
 from .data import Context, EquationPlan, Plan, Request, Source, ValueState, literal_state
@@ -193,7 +193,7 @@ class Planner:
                 literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars
             ]
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            of_operands, shared = facts.marks.operands[i], ()
+            of_operands = facts.marks.operands[i]
             if name in STRUCTURES:
                 of_operands = facts.given[i]
                 of_call = tuple([Request(needs=int(need)) for need in of_each])
@@ -203,9 +203,12 @@ class Planner:
                     for state, m in pairs
                 ]
             if name in STRUCTURES or name in _FUSES:
-                atoms = enumerate(eqn.invars)
-                found = [(k, v) for k, v in atoms if not isinstance(v, Literal)]
-                shared = tuple([k for k, v in found if needs.get(v, NOTHING) & Need.SHARED])
+                operands = [
+                    dataclasses.replace(s, is_shared=True)
+                    if is_16_bit(s.dtype) and s.is_computed and needs[v] & Need.SHARED
+                    else s
+                    for v, s in zip(eqn.invars, operands, strict=True)
+                ]
             ctx = Context(
                 eqn,
                 name,
@@ -216,7 +219,6 @@ class Planner:
                 of_call,
                 of_operands,
                 of_each[0] if of_each and not of_call else NOTHING,
-                shared,
                 facts.marks.kinds[i],
             )
             plan = self.plan_at(ctx)
@@ -247,7 +249,6 @@ class Planner:
             region.rule,
             region.precision,
             ctx.need,
-            ctx.shared,
             *ctx.given,
         )
         if (plan := self._equations.get(signature)) is None:

@@ -49,7 +49,7 @@ from .mark_sweep import Memo
 from .marks import NONE
 from .need_sweep import needs_in_bodies
 from .needs import EITHER, NOTHING, Need
-from .reads import reads_low
+from .reads import read_dtypes
 
 
 class Plans(Protocol):
@@ -225,16 +225,20 @@ def read_low(
         ctx: The equation.
         sources: The kinds of sources that may be cast, with None for computed values.
     """
-
     # A known value is cast at trace time. A source is not cast by default, because each consumer
-    # reads its 16-bit copy through a `source_view`.
-    def may_be_cast(state: ValueState) -> bool:
-        return state.source in sources and state.known_value is None and state.dtype == FLOAT32
-
-    casts = list(map(may_be_cast, ctx.given))
-    if any(casts):
-        casts = [cast and is_low for cast, is_low in zip(casts, reads_low(inner), strict=True)]
-    return [ctx.region.compute_dtype if cast else None for cast in casts]
+    # reads its 16-bit copy through a `source_view`. A source that the body moves, such as a bias,
+    # keeps its float32 gradient.
+    dtype, eqns = ctx.region.compute_dtype, zip(inner.jaxpr.eqns, inner.equations, strict=True)
+    moved = {id(eqn.invars[0]) for eqn, plan in eqns if isinstance(plan.action, Move)}
+    found = zip(ctx.given, inner.jaxpr.invars, read_dtypes(inner), strict=True)
+    return [
+        dtype
+        if s.source in sources
+        and (s.source is None or id(v) not in moved)
+        and (s.known_value, s.dtype, reads) == (None, FLOAT32, {dtype})
+        else None
+        for s, v, reads in found
+    ]
 
 
 def read_full(ctx: Context, memo: Memo) -> list[np.dtype | None]:
@@ -251,18 +255,17 @@ def read_full(ctx: Context, memo: Memo) -> list[np.dtype | None]:
     """
     # The operands of a checkpoint are residuals and stay in 16 bits, and so do values that are sent
     # to devices or the host.
-    if not ctx.shared or not (is_plain_call(ctx.eqn) or has_rule(ctx.eqn)):
+    if not (is_plain_call(ctx.eqn) or has_rule(ctx.eqn)):
         return [None] * len(ctx.given)
     of_results = [Need(request.needs) for request in ctx.requests]
     given = memo, ctx.marks, ctx.region.names
     ((body, _, within),) = needs_in_bodies(ctx.eqn, of_results, *given)
     needs = [within.get(v, NOTHING) for v in body_of(body.jaxpr).invars]
 
-    def is_cast(i: int, state: ValueState) -> bool:
-        is_low = state.is_computed and state.known_value is None and is_16_bit(state.dtype)
-        return is_low and i in ctx.shared and needs[i] & EITHER == Need.FULL
-
-    return [FLOAT32 if is_cast(i, state) else None for i, state in enumerate(ctx.given)]
+    return [
+        FLOAT32 if state.is_shared and need & EITHER == Need.FULL else None
+        for state, need in zip(ctx.given, needs, strict=True)
+    ]
 
 
 def cast_states(
