@@ -54,11 +54,6 @@ def _sliced(eqn: JaxprEqn) -> list[int]:
 
 
 def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation is elementwise, or broadcasts its operand."""
-    return passes_picks(eqn) or eqn.primitive.name == "broadcast_in_dim"
-
-
-def passes_picks(eqn: JaxprEqn) -> bool:
     """Returns whether each element of a result depends only on the same element of each operand."""
     return eqn.primitive.name in _ELEMENTWISE
 
@@ -73,15 +68,11 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         indices: The indices of the equation.
 
     Returns:
-        An array of the shape of the result; None if the shapes do not fit.
+        An array of the shape of the result.
     """
     whole = aval_of(eqn.invars[0]).shape
     if array.shape == whole:
         return bind_cached(eqn.primitive, [array, indices], eqn.params)
-    if len(array.shape) != len(whole):
-        return None
-    if any(own not in (1, length) for own, length in zip(array.shape, whole, strict=True)):
-        return None
     # Along a dimension of length 1, all indices read the same element.
     sliced = _sliced(eqn)
     kept = [d for d, n in enumerate(whole) if array.shape[d] == n and d not in sliced]
@@ -106,17 +97,6 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     options = {name: eqn.params[name] for name in ("mode", "fill_value")}
     small = lax.gather(array, indices, dimensions, (1,) * array.ndim, **options)
     return lax.reshape(small, aval_of(eqn.outvars[0]).shape)
-
-
-def with_all_dimensions(eqn: JaxprEqn, array: Any) -> Any:
-    """Reshapes the operand of a broadcast to the rank of its result; new dimensions have length 1.
-
-    Args:
-        eqn: A ``broadcast_in_dim``.
-        array: Its operand.
-    """
-    lengths = dict(zip(eqn.params["broadcast_dimensions"], array.shape, strict=True))
-    return lax.reshape(array, [lengths.get(d, 1) for d in range(aval_of(eqn.outvars[0]).ndim)])
 
 
 # --- one element of each row --------------------------------------------------------------------
