@@ -33,14 +33,7 @@ from .compat import (
     variables_in,
     with_dtype,
 )
-from .compat.rebuilding import (
-    equation_like,
-    is_dropped,
-    renamed,
-    standing_in,
-    variable,
-    with_equations,
-)
+from .compat.rebuilding import is_dropped, renamed, standing_in, variable, with_equations
 from .primitives.picking import is_elementwise, picks
 from .primitives.structure import bodies, called, is_plain_call, with_bodies
 from .primitives.traits import having
@@ -103,8 +96,8 @@ def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
             if (number, dtype) not in casts:
                 made = casts[number, dtype] = variable(with_dtype(number.aval, dtype))
                 params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
-                primitive = lax.convert_element_type_p
-                eqns.append(equation_like(eqn, primitive, [number], made, params))
+                cast = eqn.replace(primitive=lax.convert_element_type_p, params=params)
+                eqns.append(cast.replace(invars=[number], outvars=[made]))
             operands = list(eqn.invars)
             operands[i] = casts[number, dtype]
             eqn = eqn.replace(invars=operands)

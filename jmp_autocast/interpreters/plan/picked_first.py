@@ -14,15 +14,16 @@ leave out, the loss of a label of probability 1 was -0.05 on a CPU.
 from __future__ import annotations
 
 import dataclasses
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 from jax import lax
 
 from ...policies import FLOAT32
-from ..compat import JaxprEqn, Literal, aval_of, mark_frames
+from ..compat import JaxprEqn, Literal, aval_of, bound, literal_value, mark_frames
 from ..compat.rebuilding import with_equations
-from ..primitives.evaluate import as_function
+from ..primitives.evaluate import evaluate
 from ..primitives.picking import is_elementwise, picked_by_rows, picks
 from ..primitives.source_view import detached, source_view
 from .data import Bind, Emit, EquationPlan, Keep, Plan, ReasonCode
@@ -66,7 +67,7 @@ def _is_float32(eqn: JaxprEqn, of: EquationPlan) -> bool:
 def _of_operands(plan: Plan, k: int) -> tuple[Any, EquationPlan]:
     """Returns an equation that computes picked elements from operands, and its plan."""
     pick, of = plan.jaxpr.eqns[k], plan.equations[k]
-    shape, value = aval_of(pick.invars[0]).shape, pick.invars[0]
+    value, shape = pick.invars[0], aval_of(pick.invars[0]).shape
     # Elements are picked from these values, and the equations are computed for these elements.
     given, repeated = {value: of.given[0]}, []
     for i in reversed(range(k)):
@@ -81,10 +82,14 @@ def _of_operands(plan: Plan, k: int) -> tuple[Any, EquationPlan]:
             given.update((x, state) for x, state in operands if not isinstance(x, Literal))
     inner = plan.jaxpr.replace(constvars=[], invars=[*given], eqns=repeated, outvars=[value])
 
+    def repeat(_: int, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
+        return bound(eqn, operands)
+
     def picked(array: Any, indices: Any, *arrays: Any) -> Any:
         arrays = map(detached, arrays)
         elements = [picked_by_rows(pick, x, indices) if x.ndim else x for x in arrays]
-        (element,) = as_function(inner)(*elements)
+        # The repeated equations are in the scopes of the pick.
+        (element,) = evaluate(inner, (), elements, literal_value, repeat, lambda _: nullcontext())
         return source_view(picked_by_rows(pick, array, indices), element)
 
     states, dtypes = (*of.given, *given.values()), (*of.operands, *[FLOAT32] * len(given))

@@ -38,7 +38,8 @@ def picks(eqn: JaxprEqn) -> bool:
         return False
     operand, result = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
     # `jnp.take_along_axis` takes slices of dimensions of length 1, which are single elements, too.
-    is_single = all(operand.shape[d] == 1 for d in _sliced(eqn))
+    sizes = (*eqn.params["slice_sizes"], *[operand.shape[d] for d in _sliced(eqn)])
+    is_single = all(n == 1 for n in sizes)
     if not is_single or not jnp.issubdtype(operand.dtype, jnp.floating):
         return False
     lengths = (*operand.shape, *result.shape)
@@ -49,7 +50,7 @@ def picks(eqn: JaxprEqn) -> bool:
 def _sliced(eqn: JaxprEqn) -> list[int]:
     """Returns the dimensions of a gather's operand that its indices do not select along."""
     numbers = eqn.params["dimension_numbers"]
-    indexed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    indexed = {*numbers.start_index_map, *numbers.operand_batching_dims}
     return [d for d in range(aval_of(eqn.invars[0]).ndim) if d not in indexed]
 
 
@@ -90,9 +91,9 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     if len(columns) < indices.shape[-1]:
         taken = [lax.slice_in_dim(indices, k, k + 1, axis=-1) for k in columns]
         indices = lax.concatenate(taken, indices.ndim - 1)
-    collapsed = tuple(place[d] for d in numbers.collapsed_slice_dims if d in place)
     indexed = tuple(place[numbers.start_index_map[k]] for k in columns)
     of_array, of_indices = zip(*batch, strict=True) if batch else ((), ())
+    collapsed = tuple(sorted(indexed))
     dimensions = lax.GatherDimensionNumbers((), collapsed, indexed, of_array, of_indices)
     options = {name: eqn.params[name] for name in ("mode", "fill_value")}
     small = lax.gather(array, indices, dimensions, (1,) * array.ndim, **options)
