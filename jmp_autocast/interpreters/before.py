@@ -175,10 +175,10 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
             if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
                 inside[v] = out
         for e in inner.eqns:
-            for v in e.outvars:
-                inside.setdefault(v, variable(v.aval) if v in made else v)
+            again = made.intersection(e.outvars).difference(inside)
+            inside.update((v, variable(v.aval)) for v in again)
             made.update(e.outvars)
-            results = [inside[v] for v in e.outvars]
+            results = renamed(e.outvars, inside)
             eqns.append(standing_in(eqn, e, renamed(e.invars, inside), results))
         names.update(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
     return with_equations(jaxpr, eqns, renamed(body.outvars, names))

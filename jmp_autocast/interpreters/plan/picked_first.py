@@ -86,8 +86,8 @@ def _of_operands(plan: Plan, k: int) -> tuple[Any, EquationPlan]:
         return bound(eqn, operands)
 
     def picked(array: Any, indices: Any, *arrays: Any) -> Any:
-        arrays = map(detached, arrays)
-        elements = [picked_by_rows(pick, x, indices) if x.ndim else x for x in arrays]
+        constants = map(detached, arrays)
+        elements = [picked_by_rows(pick, x, indices) if x.ndim else x for x in constants]
         # The repeated equations are in the scopes of the pick.
         (element,) = evaluate(inner, (), elements, literal_value, repeat, lambda _: nullcontext())
         return source_view(picked_by_rows(pick, array, indices), element)
