@@ -17,14 +17,11 @@ import dataclasses
 from contextlib import nullcontext
 from typing import Any
 
-import numpy as np
-from jax import lax
-
 from ...policies import FLOAT32
 from ..compat import JaxprEqn, Literal, aval_of, bound, literal_value, mark_frames
 from ..compat.rebuilding import with_equations
 from ..primitives.evaluate import evaluate
-from ..primitives.picking import is_elementwise, picked_by_rows, picks
+from ..primitives.picking import fills_with_number, is_elementwise, picked_by_rows, picks
 from ..primitives.source_view import detached, source_view
 from .data import Bind, Emit, EquationPlan, Keep, Plan, ReasonCode
 
@@ -50,12 +47,10 @@ def _is_replaced(eqn: JaxprEqn, of: EquationPlan) -> bool:
     # With explicit mesh axes, a pick stays as it is: the program, and not XLA, sets the sharding
     # of each result.
     is_sharded = any(any(aval_of(v).sharding.spec) for v in (eqn.invars[0], eqn.outvars[0]))
-    # An index out of range picks NaN from each operand, and the equations pass it on; another
-    # number would be changed.
-    fills = eqn.params["mode"] == lax.GatherScatterMode.FILL_OR_DROP
-    is_nan = eqn.params["fill_value"] is None or np.isnan(eqn.params["fill_value"])
     is_lowered = of.reason.code is not ReasonCode.SCOPE and _is_float32(eqn, of)
-    return is_lowered and not is_sharded and (is_nan or not fills)
+    # An index out of range picks NaN from each operand, and the equations pass it on; they would
+    # change a number.
+    return is_lowered and not is_sharded and not fills_with_number(eqn)
 
 
 def _is_float32(eqn: JaxprEqn, of: EquationPlan) -> bool:
@@ -66,12 +61,13 @@ def _is_float32(eqn: JaxprEqn, of: EquationPlan) -> bool:
 
 def _of_operands(plan: Plan, k: int) -> tuple[Any, EquationPlan]:
     """Returns an equation that computes picked elements from operands, and its plan."""
-    pick, of = plan.jaxpr.eqns[k], plan.equations[k]
+    jaxpr: Any = plan.jaxpr
+    pick, of = jaxpr.eqns[k], plan.equations[k]
     value, shape = pick.invars[0], aval_of(pick.invars[0]).shape
     # Elements are picked from these values, and the equations are computed for these elements.
     given, repeated = {value: of.given[0]}, []
     for i in reversed(range(k)):
-        eqn, other = plan.jaxpr.eqns[i], plan.equations[i]
+        eqn, other = jaxpr.eqns[i], plan.equations[i]
         if not is_elementwise(eqn) or (v := eqn.outvars[0]) not in given:
             continue
         are_floats = all(state.dtype is not None for state in other.given)
@@ -80,7 +76,7 @@ def _of_operands(plan: Plan, k: int) -> tuple[Any, EquationPlan]:
             del given[v]
             operands = zip(eqn.invars, other.given, strict=True)
             given.update((x, state) for x, state in operands if not isinstance(x, Literal))
-    inner = plan.jaxpr.replace(constvars=[], invars=[*given], eqns=repeated, outvars=[value])
+    inner = jaxpr.replace(constvars=[], invars=[*given], eqns=repeated, outvars=[value])
 
     def repeat(_: int, eqn: JaxprEqn, operands: list[Any]) -> list[Any]:
         return bound(eqn, operands)

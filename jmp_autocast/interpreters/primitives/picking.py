@@ -54,6 +54,12 @@ def _sliced(eqn: JaxprEqn) -> list[int]:
     return [d for d in range(aval_of(eqn.invars[0]).ndim) if d not in indexed]
 
 
+def fills_with_number(eqn: JaxprEqn) -> bool:
+    """Returns whether a gather returns a number, and not NaN, for an index out of range."""
+    mode, fill = eqn.params["mode"], eqn.params["fill_value"]
+    return mode == lax.GatherScatterMode.FILL_OR_DROP and fill is not None and not np.isnan(fill)
+
+
 def is_elementwise(eqn: JaxprEqn) -> bool:
     """Returns whether each element of a result depends only on the same element of each operand."""
     return eqn.primitive.name in _ELEMENTWISE
