@@ -152,7 +152,7 @@ def _values_behind(eqns: Sequence[JaxprEqn]) -> set[Any]:
             behind.add(eqn.invars[0])
         elif is_elementwise(eqn) and eqn.outvars[0] in behind:
             shape = aval_of(eqn.outvars[0]).shape
-            behind.update(v for v in variables_in(eqn.invars) if v.aval.shape == shape)
+            behind.update(v for v in variables_in(eqn.invars) if aval_of(v).shape == shape)
     return behind
 
 
