@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.extend.core as jex_core
 import jax.numpy as jnp
 import numpy as np
 import optax
@@ -11,6 +10,7 @@ import pytest
 from jax import lax
 
 from jmp_autocast import BF16, FP16, Policy, autocast
+from jmp_autocast.interpreters.compat import variables_in
 from jmp_autocast.interpreters.primitives.picking import _compared, pick
 from jmp_autocast.interpreters.primitives.structure import equations_in
 from tests.support.jaxprs import casts, find, trace
@@ -114,7 +114,7 @@ def test_the_value_is_computed_from_elements_of_the_logits(form):
         if not needed.isdisjoint(eqn.outvars):
             # XLA drops what is there for the gradient alone.
             is_view = eqn.primitive.name == "source_view"
-            needed |= {v for v in eqn.invars[is_view:] if isinstance(v, jex_core.Var)}
+            needed.update(variables_in(eqn.invars[is_view:]))
             picked += [eqn.invars[0]] * (eqn.primitive.name == "pick")
     views = {e.outvars[0]: e.invars[1] for e in find(jaxpr, "source_view")}
     assert [views[v] for v in picked] == [logits]

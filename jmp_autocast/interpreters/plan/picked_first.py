@@ -8,8 +8,8 @@ bfloat16.
 
 Elements are picked from the float32 copies that other consumers read. XLA may leave out a rounding
 to 16 bits before a cast to float32: for a pick from the 16-bit value itself, which it does not
-leave out, the loss of a label of probability 1 was -0.05 on a CPU. A TPU stores such a copy only for
-a gather along several dimensions, such as ``logp[rows, labels]``.
+leave out, the loss of a label of probability 1 was -0.05 on a CPU. A TPU stores such a copy only
+for a gather along several dimensions, such as ``logp[rows, labels]``.
 """
 
 from __future__ import annotations
