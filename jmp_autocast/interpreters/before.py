@@ -17,24 +17,24 @@ picked first: `plan/picked_first.py`.
 from __future__ import annotations
 
 import functools
-import operator
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
-import numpy as np
 from jax import lax
 
 from ..policies import FLOAT_DTYPES
-from .compat import AnyJaxpr, JaxprEqn, Literal, aval_of, body_of, consts_of, with_dtype
-from .compat.rebuilding import (
-    equation_like,
-    is_dropped,
-    renamed,
-    standing_in,
-    variable,
-    with_equations,
+from .compat import (
+    AnyJaxpr,
+    JaxprEqn,
+    Literal,
+    aval_of,
+    body_of,
+    consts_of,
+    variables_in,
+    with_dtype,
 )
-from .primitives.picking import is_elementwise, passes_picks, picks
+from .compat.rebuilding import is_dropped, renamed, standing_in, variable, with_equations
+from .primitives.picking import is_elementwise, picks
 from .primitives.structure import bodies, called, is_plain_call, with_bodies
 from .primitives.traits import having
 from .regions import RegionOf, Regions
@@ -64,15 +64,12 @@ class Preparation:
         """
         key = id(jaxpr), path
         if key not in self._prepared:
+            region_of = functools.partial(self._regions.at, path)
+            eqns = [self._with_bodies(eqn, region_of) for eqn in body_of(jaxpr).eqns]
+            made = numbers_cast(with_equations(jaxpr, eqns), region_of)
             # The jaxpr is kept alive with its result, so that no other jaxpr can get its id.
-            self._prepared[key] = jaxpr, self._run(jaxpr, path)
+            self._prepared[key] = jaxpr, calls_at_picks(made, region_of)
         return self._prepared[key][1]
-
-    def _run(self, jaxpr: AnyJaxpr, path: tuple[str, ...]) -> Any:
-        region_of = functools.partial(self._regions.at, path)
-        eqns = [self._with_bodies(eqn, region_of) for eqn in body_of(jaxpr).eqns]
-        jaxpr = with_equations(jaxpr, eqns)
-        return calls_at_picks(numbers_cast(jaxpr, region_of), region_of)
 
     def _with_bodies(self, eqn: JaxprEqn, region_of: RegionOf) -> Any:
         held = bodies(eqn)
@@ -93,14 +90,14 @@ def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
     casts: dict[Any, Any] = {}
     eqns: list[Any] = []
     for eqn in body_of(jaxpr).eqns:
-        i = _number(eqn) if eqn.primitive.name in _CONTRACTS else None
+        i = _number(eqn)
         if i is not None and region_of(eqn).may_change(eqn.primitive.name):
             number, dtype = eqn.invars[i], aval_of(eqn.outvars[0]).dtype
             if (number, dtype) not in casts:
                 made = casts[number, dtype] = variable(with_dtype(number.aval, dtype))
                 params = {"new_dtype": dtype, "weak_type": False, "sharding": None}
-                primitive = lax.convert_element_type_p
-                eqns.append(equation_like(eqn, primitive, [number], made, params))
+                cast = eqn.replace(primitive=lax.convert_element_type_p, params=params)
+                eqns.append(cast.replace(invars=[number], outvars=[made]))
             operands = list(eqn.invars)
             operands[i] = casts[number, dtype]
             eqn = eqn.replace(invars=operands)
@@ -110,13 +107,12 @@ def numbers_cast(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
 
 def _number(eqn: JaxprEqn) -> int | None:
     """Returns the position of the integer or bool in a product with a float, None without one."""
-    dtypes = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
-    for i in (0, 1) if dtypes[0] != dtypes[1] else ():
-        of_number, of_float, result = dtypes[i], dtypes[1 - i], dtypes[2]
-        is_number = isinstance(of_number, np.dtype) and of_number.kind in "biu"
-        if is_number and of_float == result and result in FLOAT_DTYPES:
-            return i
-    return None
+    if eqn.primitive.name not in _CONTRACTS:
+        return None
+    *operands, result = [aval_of(v).dtype for v in (*eqn.invars[:2], eqn.outvars[0])]
+    is_number = [dtype.kind in "biu" for dtype in operands]
+    is_mixed = result in operands and result in FLOAT_DTYPES and any(is_number)
+    return is_number.index(True) if is_mixed else None
 
 
 def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
@@ -126,51 +122,38 @@ def calls_at_picks(jaxpr: AnyJaxpr, region_of: RegionOf) -> Any:
         jaxpr: An open or closed jaxpr. The jaxprs in its equations are already prepared.
         region_of: Returns the region of an equation.
     """
-    while True:
-        eqns = body_of(jaxpr).eqns
-        picked = [e.invars[0] for e in eqns if picks(e) and region_of(e).lowers]
-        behind = _values_behind(eqns, picked)
-        calls = [(k, eqn) for k, eqn in enumerate(eqns) if _is_open(eqn)]
-        near = [(k, e) for k, e in calls if _picks_through(e) or _makes_elementwise(e, behind)]
-        found = {k for k, e in near if region_of(e).may_change(e.primitive.name)}
-        if not found:
-            return jaxpr
-        jaxpr = _inlined(jaxpr, found)
+    eqns = body_of(jaxpr).eqns
+    behind = _values_behind(eqns)
+    found = {
+        k
+        for k, eqn in enumerate(eqns)
+        if is_plain_call(eqn)
+        and (not behind.isdisjoint(eqn.outvars) or _picks_an_operand(eqn))
+        and not (eqn.effects or consts_of(called(eqn)))
+        and region_of(eqn).may_change(eqn.primitive.name)
+    }
+    return calls_at_picks(_inlined(jaxpr, found), region_of) if found else jaxpr
 
 
-def _is_open(eqn: JaxprEqn) -> bool:
-    """Whether a call can be inlined."""
-    return is_plain_call(eqn) and not eqn.effects and not consts_of(called(eqn))
-
-
-def _picks_through(call: JaxprEqn) -> bool:
+def _picks_an_operand(call: JaxprEqn) -> bool:
     """Whether the body of a call picks from a value that is computed outside.
 
     If the gather stayed in the call, the whole outer value and its gradient would be stored.
     """
     inner = body_of(called(call))
-    behind = _values_behind(inner.eqns, [e.invars[0] for e in inner.eqns if picks(e)])
-    return not behind.isdisjoint(inner.invars)
+    return not _values_behind(inner.eqns).isdisjoint(inner.invars)
 
 
-def _values_behind(eqns: Sequence[JaxprEqn], picked: Iterable[Any]) -> set[Any]:
-    """Returns the arrays in ``picked``, and those from which they are computed elementwise."""
-    behind = {v for v in picked if not isinstance(v, Literal)}
-    for eqn in reversed(eqns) if behind else ():
-        if passes_picks(eqn) and eqn.outvars[0] in behind:
+def _values_behind(eqns: Sequence[JaxprEqn]) -> set[Any]:
+    """Returns the arrays with picked elements, and those from which they are computed."""
+    behind: set[Any] = set()
+    for eqn in reversed(eqns):
+        if picks(eqn):
+            behind.add(eqn.invars[0])
+        elif is_elementwise(eqn) and eqn.outvars[0] in behind:
             shape = aval_of(eqn.outvars[0]).shape
-            operands = [v for v in eqn.invars if not isinstance(v, Literal)]
-            behind.update(v for v in operands if aval_of(v).shape == shape)
+            behind.update(v for v in variables_in(eqn.invars) if aval_of(v).shape == shape)
     return behind
-
-
-def _makes_elementwise(eqn: JaxprEqn, behind: Collection[Any]) -> bool:
-    """Whether a call computes one of the given values elementwise."""
-    inner = body_of(called(eqn))
-    pairs = zip(eqn.outvars, inner.outvars, strict=True)
-    made = {v for out, v in pairs if out in behind and not isinstance(v, Literal)}
-    makers = [e for e in inner.eqns if not made.isdisjoint(e.outvars)]
-    return any(is_elementwise(e) or (_is_open(e) and _makes_elementwise(e, made)) for e in makers)
 
 
 def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
@@ -180,10 +163,9 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
     names: dict[Any, Any] = {}
     eqns: list[Any] = []
     for k, eqn in enumerate(body.eqns):
-        operands = renamed(eqn.invars, names) if names else eqn.invars
+        operands = renamed(eqn.invars, names)
         if k not in calls:
-            is_same = not names or all(map(operator.is_, operands, eqn.invars))
-            eqns.append(eqn if is_same else eqn.replace(invars=operands))
+            eqns.append(eqn.replace(invars=operands))
             continue
         inner = body_of(called(eqn))
         inside = dict(zip(inner.invars, operands, strict=True))
@@ -193,11 +175,10 @@ def _inlined(jaxpr: AnyJaxpr, calls: Collection[int]) -> Any:
             if not isinstance(v, Literal) and v not in inside and not is_dropped(out):
                 inside[v] = out
         for e in inner.eqns:
-            for v in e.outvars:
-                if v not in inside:
-                    inside[v] = variable(v.aval) if v in made else v
-                    made.add(v)
-            results = [inside[v] for v in e.outvars]
+            again = made.intersection(e.outvars).difference(inside)
+            inside.update((v, variable(v.aval)) for v in again)
+            made.update(e.outvars)
+            results = renamed(e.outvars, inside)
             eqns.append(standing_in(eqn, e, renamed(e.invars, inside), results))
         names.update(zip(eqn.outvars, renamed(inner.outvars, inside), strict=True))
     return with_equations(jaxpr, eqns, renamed(body.outvars, names))

@@ -51,21 +51,6 @@ def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def equation_like(
-    eqn: JaxprEqn, primitive: Any, operands: Sequence[Any], result: Any, params: dict[str, Any]
-) -> Any:
-    """Returns an equation of another primitive with the scopes and the source line of ``eqn``.
-
-    Args:
-        eqn: The equation, which has no effects.
-        primitive: The new primitive, which has one result.
-        operands: The new operands: variables or literals.
-        result: The variable of the new result.
-        params: The new parameters.
-    """
-    return eqn.replace(primitive=primitive, invars=list(operands), outvars=[result], params=params)
-
-
 def standing_in(
     call: JaxprEqn, eqn: JaxprEqn, operands: Sequence[Any], results: Sequence[Any]
 ) -> Any:

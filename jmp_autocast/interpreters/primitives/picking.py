@@ -38,7 +38,8 @@ def picks(eqn: JaxprEqn) -> bool:
         return False
     operand, result = aval_of(eqn.invars[0]), aval_of(eqn.outvars[0])
     # `jnp.take_along_axis` takes slices of dimensions of length 1, which are single elements, too.
-    is_single = all(operand.shape[d] == 1 for d in _sliced(eqn))
+    sizes = (*eqn.params["slice_sizes"], *[operand.shape[d] for d in _sliced(eqn)])
+    is_single = all(n == 1 for n in sizes)
     if not is_single or not jnp.issubdtype(operand.dtype, jnp.floating):
         return False
     lengths = (*operand.shape, *result.shape)
@@ -49,16 +50,17 @@ def picks(eqn: JaxprEqn) -> bool:
 def _sliced(eqn: JaxprEqn) -> list[int]:
     """Returns the dimensions of a gather's operand that its indices do not select along."""
     numbers = eqn.params["dimension_numbers"]
-    indexed = {*numbers.collapsed_slice_dims, *numbers.operand_batching_dims}
+    indexed = {*numbers.start_index_map, *numbers.operand_batching_dims}
     return [d for d in range(aval_of(eqn.invars[0]).ndim) if d not in indexed]
 
 
+def fills_with_number(eqn: JaxprEqn) -> bool:
+    """Returns whether a gather returns a number, and not NaN, for an index out of range."""
+    mode, fill = eqn.params["mode"], eqn.params["fill_value"]
+    return mode == lax.GatherScatterMode.FILL_OR_DROP and fill is not None and not np.isnan(fill)
+
+
 def is_elementwise(eqn: JaxprEqn) -> bool:
-    """Returns whether an equation is elementwise, or broadcasts its operand."""
-    return passes_picks(eqn) or eqn.primitive.name == "broadcast_in_dim"
-
-
-def passes_picks(eqn: JaxprEqn) -> bool:
     """Returns whether each element of a result depends only on the same element of each operand."""
     return eqn.primitive.name in _ELEMENTWISE
 
@@ -73,15 +75,11 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
         indices: The indices of the equation.
 
     Returns:
-        An array of the shape of the result; None if the shapes do not fit.
+        An array of the shape of the result.
     """
     whole = aval_of(eqn.invars[0]).shape
     if array.shape == whole:
         return bind_cached(eqn.primitive, [array, indices], eqn.params)
-    if len(array.shape) != len(whole):
-        return None
-    if any(own not in (1, length) for own, length in zip(array.shape, whole, strict=True)):
-        return None
     # Along a dimension of length 1, all indices read the same element.
     sliced = _sliced(eqn)
     kept = [d for d, n in enumerate(whole) if array.shape[d] == n and d not in sliced]
@@ -99,24 +97,13 @@ def picked_elements(eqn: JaxprEqn, array: Any, indices: Any) -> Any:
     if len(columns) < indices.shape[-1]:
         taken = [lax.slice_in_dim(indices, k, k + 1, axis=-1) for k in columns]
         indices = lax.concatenate(taken, indices.ndim - 1)
-    collapsed = tuple(place[d] for d in numbers.collapsed_slice_dims if d in place)
     indexed = tuple(place[numbers.start_index_map[k]] for k in columns)
     of_array, of_indices = zip(*batch, strict=True) if batch else ((), ())
+    collapsed = tuple(sorted(indexed))
     dimensions = lax.GatherDimensionNumbers((), collapsed, indexed, of_array, of_indices)
     options = {name: eqn.params[name] for name in ("mode", "fill_value")}
     small = lax.gather(array, indices, dimensions, (1,) * array.ndim, **options)
     return lax.reshape(small, aval_of(eqn.outvars[0]).shape)
-
-
-def with_all_dimensions(eqn: JaxprEqn, array: Any) -> Any:
-    """Reshapes the operand of a broadcast to the rank of its result; new dimensions have length 1.
-
-    Args:
-        eqn: A ``broadcast_in_dim``.
-        array: Its operand.
-    """
-    lengths = dict(zip(eqn.params["broadcast_dimensions"], array.shape, strict=True))
-    return lax.reshape(array, [lengths.get(d, 1) for d in range(aval_of(eqn.outvars[0]).ndim)])
 
 
 # --- one element of each row --------------------------------------------------------------------
