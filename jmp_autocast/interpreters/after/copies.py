@@ -84,7 +84,8 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
     def step(i: int, eqn: JaxprEqn, given: list[Root | None]) -> Sequence[Root | None]:
         equation = plan.equations[i]
         by_copy = [k for k, _ in equation.copies]
-        casts = [c for c in enumerate(equation.operands) if is_16_bit(c[1]) and c[0] not in by_copy]
+        operands = enumerate(equation.operands)
+        casts = [(k, d) for k, d in operands if is_16_bit(d) and k not in by_copy]
         for k, key in (*equation.copies, *casts, *handed_in(eqn, equation, known)):
             root = given[k]
             if root is not None and (isinstance(key, np.dtype) or _is_whole(root, key)):
@@ -127,12 +128,12 @@ def read_often(plan: Plan) -> frozenset[Any]:
     Args:
         plan: The plan of the jaxpr.
     """
-    made: dict[Any, np.dtype] = {}
+    made: dict[Any, Any] = {}
     reads: list[tuple[Atom, np.dtype | None]] = []
     for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
         # Only computed values are counted, so no inputs, literals or moved sources.
         pairs = zip(eqn.outvars, equation.results, strict=True)
-        made.update((v, s.dtype) for v, s in pairs if s.is_computed)
+        made |= {v: s.dtype for v, s in pairs if s.is_computed}
         if eqn.primitive.name not in _REWRITTEN:
             reads += zip(eqn.invars, equation.operands, strict=True)
     reads += zip(plan.jaxpr.outvars, plan.output_dtypes, strict=True)

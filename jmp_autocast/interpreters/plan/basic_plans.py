@@ -17,7 +17,6 @@ from ..primitives.flops import flops
 from ..primitives.reading import exponent, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
-from .avals import is_16_bit
 from .data import (
     BIND,
     KEEP,
@@ -41,7 +40,6 @@ _REPLICATES = having("replicates") | _REPEATS
 _SUMS = having("sums")
 _TRAVELS = having("travels")
 
-_NOTHING = ValueState(None)
 # Equal states share one object: a program of many equations has few different states.
 _computed = functools.lru_cache(ValueState)
 
@@ -68,16 +66,11 @@ def in_dtype(ctx: Context, target: np.dtype, reason: Reason) -> EquationPlan:
     operands = tuple([None if s.dtype in (None, target) else target for s in ctx.given])
     declared = all(aval_of(ctx.eqn.invars[i]).dtype == target for i in ctx.floats)
     unchanged = declared and not any(operands)
-    results = tuple(
-        # If the operands keep their dtypes, so do the results, such as a float32 statistic of a
-        # 16-bit attention kernel, or a result in the user's preferred_element_type.
-        _computed(dtype if unchanged else target)
-        if (dtype := ctx.declared(v)) is not None
-        else _NOTHING
-        for v in ctx.eqn.outvars
-    )
+    # If the operands keep their dtypes, so do the results, such as a float32 statistic of a 16-bit
+    # attention kernel, or a result in the user's preferred_element_type.
+    dtypes = [d if d is None or unchanged else target for d in map(ctx.declared, ctx.eqn.outvars)]
     action = KEEP if unchanged else _bound(ctx, target)
-    return EquationPlan(action, ctx.given, operands, results, reason)
+    return EquationPlan(action, ctx.given, operands, tuple(map(_computed, dtypes)), reason)
 
 
 def _bound(ctx: Context, target: np.dtype) -> Action:
@@ -142,18 +135,16 @@ def in_precision(ctx: Context, plan: EquationPlan, word: str | None) -> Equation
             traced without this default, because JAX would write it into each product, where it
             would look like the program's own precision.
     """
-    if ctx.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
-        return plan
-    if word is not None:
-        stays = any([dtype != FLOAT32 for dtype in plan.reads[:2]])
-    else:
-        word = ctx.region.default_precision
-        stays = reading.says_precision(ctx.eqn) or any(map(is_16_bit, plan.operands[:2]))
-    if word is None or stays:
+    full: tuple[np.dtype | None, ...] = (FLOAT32,)
+    if word is None and not reading.says_precision(ctx.eqn):
+        # JAX's default also holds for complex numbers, whose planned dtype is None.
+        word, full = ctx.region.default_precision, (FLOAT32, None)
+    if ctx.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind) or word is None:
         return plan
     action = plan.action if isinstance(plan.action, Bind) else BIND
     parameter = reading.with_precision(ctx.eqn, word)
-    if parameter is None or not parameter.keys().isdisjoint(action.params):
+    is_full = all([dtype in full for dtype in plan.reads[:2]])
+    if parameter is None or not is_full or not parameter.keys().isdisjoint(action.params):
         return plan
     action = dataclasses.replace(action, params={**action.params, **parameter})
     cause = f"{plan.reason.cause}, precision {word}".removeprefix(", ")
