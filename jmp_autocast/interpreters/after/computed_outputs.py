@@ -23,13 +23,12 @@ from ...policies import (
     RETURNS_OPERAND_DTYPE,
 )
 from ...policies.registry import known_rule
-from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, jax_function
+from ..compat import AnyJaxpr, JaxprEqn, aval_of, jax_function
 from ..plan.avals import is_16_bit
 from ..plan.data import EquationPlan, Plan, ReasonCode, Request, ValueState
 from ..plan.needs import Need
 from ..plan.planner import Planner
 from ..plan.reads import follow
-from ..primitives.reading import cast_dtype
 from ..primitives.structure import called, is_call
 from ..regions import Region
 
@@ -65,10 +64,8 @@ def computed_requests(
     # A float32 output is requested without the need of the assumed matmul. With this need, the
     # output would be computed in 16 bits, and then cast to float32.
     return [
-        dataclasses.replace(w, dtype=d, needs=w.needs if is_16_bit(d) else 0)
-        if is_16_bit(d) or d != state.dtype
-        else w
-        for w, d, state in zip(consumed, dtypes, plan.outputs, strict=True)
+        dataclasses.replace(w, dtype=dtype, needs=w.needs if is_16_bit(dtype) else 0)
+        for w, dtype in zip(consumed, dtypes, strict=True)
     ]
 
 
@@ -78,34 +75,21 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Torch]) -> list[_Tor
     def step(i: int, eqn: JaxprEqn, given: list[_Torch]) -> Sequence[_Torch]:
         equation, results = plan.equations[i], [None] * len(eqn.outvars)
         if equation.inner and is_call(eqn):
-            # PyTorch passes a 16-bit operand as it is, even if the plan casts it to float32.
-            pairs = zip(given, equation.given, equation.operands, strict=True)
-            entering = [None if is_16_bit(cast) else d or s.dtype for d, s, cast in pairs]
+            # PyTorch does not cast the operands of a call.
+            pairs = zip(given, equation.given, strict=True)
             (inner,) = equation.inner
-            pairs = zip(_follow(planner, inner, entering), inner.output_dtypes, strict=True)
-            results = [d if cast is None else None for d, cast in pairs]
-        elif _hands_on(eqn):
-            results = given
+            results = _follow(planner, inner, [dtype or s.dtype for dtype, s in pairs])
         dtype = _torch_dtype(eqn, equation, given, planner.regions.at(plan.path, eqn))
         if dtype is None:
             return results
-        pairs = zip(results, equation.results, eqn.outvars, strict=True)
-        return [dtype if _is_free(state, v) else d for d, state, v in pairs]
+        # PyTorch's dtype is that of a computed value, unless the program declares it in 16 bits.
+        found = zip(results, equation.results, eqn.outvars, strict=True)
+        return [
+            dtype if s.is_computed and FLOAT32 in (s.dtype, aval_of(v).dtype) else d
+            for d, s, v in found
+        ]
 
     return follow(plan.jaxpr, inputs, None, step)
-
-
-def _hands_on(eqn: JaxprEqn) -> bool:
-    """Whether an equation returns its operands, as a barrier or a cast to the same dtype does."""
-    if eqn.primitive.name == "optimization_barrier":
-        return len(eqn.invars) == len(eqn.outvars)  # JAX 0.12 returns no refs
-    return cast_dtype(eqn) is not None and cast_dtype(eqn) == aval_of(eqn.invars[0]).dtype
-
-
-def _is_free(state: ValueState, variable: Atom) -> bool:
-    """Whether a value is computed, and the program itself does not declare it in 16 bits."""
-    declared_low = state.dtype != FLOAT32 and aval_of(variable).dtype == state.dtype
-    return state.is_computed and not declared_low
 
 
 def _torch_dtype(

@@ -62,31 +62,30 @@ def voters(ctx: Context) -> list[int]:
     computed = [i for i in ctx.floats if ctx.given[i].source is None]
     if ctx.policy.data_abstains:
         return computed
-    # A function of sources alone is a source itself, and no source votes in it.
-    votes = (vote for names, vote in _CLASSES if computed and ctx.name in names)
-    vote = next(votes, _factor_votes)
-    return [i for i in ctx.floats if ctx.given[i].source is None or vote(ctx, i)]
+    return [i for i in ctx.floats if i in computed or _votes(ctx, i, bool(computed))]
 
 
-def _factor_votes(ctx: Context, i: int) -> bool:
-    if ctx.given[i].source is not Source.DATA:
+def _votes(ctx: Context, i: int, beside: bool) -> bool:
+    """Whether a source votes; ``beside`` a computed value, or in a function of sources alone."""
+    state, is_data = ctx.given[i], ctx.given[i].source is Source.DATA
+    if is_harmless(state):
         return False
-    if ctx.name not in _COMBINES:
-        # `select_n` and `concatenate` do not broadcast: no operand is a small row.
-        return True
+    if beside and ctx.name in _SHIFTS:
+        # Data votes, as it may be much larger than the other operand: `position + offset`.
+        return is_data or _summand_votes(ctx, i)
+    if beside and ctx.name in _CHOOSES:
+        # A parameter votes in a comparison, but not in a clip, which is as exact as its bounds.
+        return is_data or ctx.name not in _CLIPS
+    # `select_n` and `concatenate` do not broadcast: no operand is a small row.
+    if not is_data or ctx.name not in _COMBINES:
+        return is_data
     others = [*ctx.eqn.outvars, *(ctx.eqn.invars[k] for k in ctx.floats)]
     return all(is_as_large(ctx.eqn.invars[i], v) for v in others)
 
 
 def _summand_votes(ctx: Context, i: int) -> bool:
-    """Whether a source votes on a sum: it does, unless it is a bias or its elements are small."""
-    state = ctx.given[i]
-    if is_harmless(state):
-        return False
-    # Data votes, as it may be much larger than the other operand: `position + offset`.
-    if state.source is Source.DATA:
-        return True
-    fresh = min((ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None), default=0)
+    """Whether a parameter or constant votes on a sum: it does, unless it is a bias."""
+    fresh = min([ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None])
     # A difference from a value that no product computes needs digits, such as `x - mean` of an
     # input.
     if ctx.name not in _SUMS and fresh == 0:
@@ -94,22 +93,11 @@ def _summand_votes(ctx: Context, i: int) -> bool:
     if ctx.marks[i].spread or not is_as_large(ctx.eqn.invars[i], ctx.eqn.outvars[0]):
         # A row of parameters (`h @ w + b`) has no vote, and a row of constants has none beside a
         # product.
-        return state.source is not Source.PARAM and fresh == 0
+        return ctx.given[i].source is not Source.PARAM and fresh == 0
     # In `h @ w + b` for a single example, a bias has the size of the product, and has no vote. In
     # `addmm` and `w + a @ b` a matrix is added, and votes: float32 costs one fused temporary there,
     # and 16 bits would round the weight.
     return aval_of(ctx.eqn.outvars[0]).ndim != 1 or fresh < 2
-
-
-def _choice_votes(ctx: Context, i: int) -> bool:
-    if is_harmless(ctx.given[i]):
-        return False
-    # A parameter votes in a comparison, but not in a clip, which is as exact as its bounds.
-    return ctx.given[i].source is Source.DATA or ctx.name not in _CLIPS
-
-
-_CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes))
-"""Functions that return whether a source votes, by primitive; `_factor_votes` for all others."""
 
 
 def is_harmless(state: ValueState) -> bool:
@@ -131,9 +119,7 @@ def is_stream(ctx: Context) -> bool:
     """
     if not ctx.policy.data_abstains:
         return is_convolved_sum(ctx.eqn, ctx.marks)
-    shape = aval_of(ctx.eqn.outvars[0]).shape
-    pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
-    sources = [s.source for v, s in pairs if aval_of(v).shape == shape]
+    sources = [state.source for state in _of_full_size(ctx)]
     is_sum = ctx.name in _SUMS and len(sources) > 1
     return is_sum and all(source in (None, Source.DATA) for source in sources)
 
@@ -278,11 +264,12 @@ def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:
     """Whether the result is float32, and each computed operand of its size was 16-bit before."""
     if len(plan.results) != 1 or plan.results[0].dtype != FLOAT32:
         return False
+    found = [s.was_rounded or is_16_bit(s.dtype) for s in _of_full_size(ctx) if s.is_computed]
+    return bool(found) and all(found)
+
+
+def _of_full_size(ctx: Context) -> list[ValueState]:
+    """Returns the states of the operands that have the shape of the result."""
     shape = aval_of(ctx.eqn.outvars[0]).shape
     pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
-    found = [
-        s.was_rounded or is_16_bit(s.dtype)
-        for v, s in pairs
-        if s.is_computed and aval_of(v).shape == shape
-    ]
-    return bool(found) and all(found)
+    return [state for v, state in pairs if aval_of(v).shape == shape]
