@@ -59,13 +59,14 @@ def computed_requests(
         return list(requests)
     consumed = [dataclasses.replace(request, needs=int(Need.LEADS)) for request in requests]
     plan = planner.plan_program(closed, inputs, consumed)
-    found = zip(_follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
-    dtypes = [dtype or state.dtype for dtype, state in found]
-    # A float32 output is requested without the need of the assumed matmul. With this need, the
-    # output would be computed in 16 bits, and then cast to float32.
+    found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
+    # A 16-bit output is requested in float32 without the need of the assumed matmul. With this
+    # need, the output would be computed in 16 bits, and then cast to float32.
     return [
-        dataclasses.replace(w, dtype=dtype, needs=w.needs if is_16_bit(dtype) else 0)
-        for w, dtype in zip(consumed, dtypes, strict=True)
+        w
+        if dtype in (None, state.dtype)
+        else dataclasses.replace(w, dtype=dtype, needs=w.needs if is_16_bit(dtype) else 0)
+        for w, dtype, state in found
     ]
 
 

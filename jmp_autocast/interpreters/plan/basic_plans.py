@@ -46,18 +46,16 @@ _computed = functools.lru_cache(ValueState)
 
 def keep(ctx: Context, reason: Reason) -> EquationPlan:
     """Returns the plan that computes an equation in the dtypes that the program declares."""
-    operands = as_declared(ctx.eqn.invars, ctx.given)
+    operands = as_declared(ctx)
     results = tuple(ValueState(ctx.declared(v)) for v in ctx.eqn.outvars)
     return EquationPlan(BIND if any(operands) else KEEP, ctx.given, operands, results, reason)
 
 
-def as_declared(
-    variables: Sequence[Atom], states: Sequence[ValueState]
-) -> tuple[np.dtype | None, ...]:
-    """Returns the casts that bring values back to their declared dtypes."""
+def as_declared(ctx: Context) -> tuple[np.dtype | None, ...]:
+    """Returns the casts that bring operands back to their declared dtypes."""
     return tuple(
         None if s.dtype is None or s.dtype == aval_of(v).dtype else aval_of(v).dtype
-        for v, s in zip(variables, states, strict=True)
+        for v, s in zip(ctx.eqn.invars, ctx.given, strict=True)
     )
 
 
@@ -163,41 +161,32 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
     output, read = decision.output_dtype, decision.operand_dtype
     # The planner trusts the rule; the rewriter checks the function's results.
     dtypes = [
-        None if s.dtype is None else np.dtype(aval_of(v).dtype if read is None else read)
+        s.dtype and np.dtype(read or aval_of(v).dtype)
         for v, s in zip(ctx.eqn.invars, ctx.given, strict=True)
     ]
-    declared = list(map(ctx.declared, ctx.eqn.outvars))
     return EquationPlan(
         Emit(decision.emit, decision.emitted_name),
         ctx.given,
         tuple(None if d == s.dtype else d for d, s in zip(dtypes, ctx.given, strict=True)),
-        tuple(ValueState(d and np.dtype(d if output is None else output)) for d in declared),
+        tuple(ValueState(d and np.dtype(output or d)) for d in map(ctx.declared, ctx.eqn.outvars)),
         Reason(ReasonCode.EMIT, decision.emitted_name),
         uses=tuple([Use.of(dtype) for dtype in dtypes]),
     )
 
 
-def view_of(
-    eqn: JaxprEqn, given: Sequence[ValueState], scope: Sequence[str], compute_dtype: np.dtype
-) -> EquationView:
-    """Returns the `EquationView` of an equation for rule functions and reports.
-
-    Args:
-        eqn: The equation.
-        given: The state of each operand.
-        scope: The names of the enclosing scopes.
-        compute_dtype: The compute dtype at the equation.
-    """
+def view_of(ctx: Context) -> EquationView:
+    """Returns the `EquationView` of an equation for rule functions."""
+    eqn = ctx.eqn
     return EquationView(
-        primitive=eqn.primitive.name,
+        primitive=ctx.name,
         params=eqn.params,
         operand_shapes=_shapes(eqn.invars),
         operand_dtypes=_dtypes(eqn.invars),
         result_shapes=_shapes(eqn.outvars),
         result_dtypes=_dtypes(eqn.outvars),
-        literals=tuple(state.known_value for state in given),
-        scope="/".join(scope),
-        compute_dtype=compute_dtype,
+        literals=tuple(state.known_value for state in ctx.given),
+        scope="/".join(ctx.region.names),
+        compute_dtype=ctx.compute_dtype,
         function=function_name(called(eqn)) if is_call(eqn) else "",
         exponent=exponent(eqn),
         free_dimensions=free_dimensions(eqn),

@@ -118,5 +118,4 @@ def plans_products(extension: Callable[[Policy], Products | None]) -> None:
 
 def products_of(policy: Policy) -> Products | None:
     """Returns the planner of products under a policy, None if all are in the compute dtype."""
-    found = (extension(policy) for extension in _PRODUCTS)
-    return next((products for products in found if products is not None), None)
+    return next(filter(None, (extension(policy) for extension in _PRODUCTS)), None)

@@ -16,7 +16,6 @@ from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, body_of
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import Body, bodies, isolates
 from ..primitives.traits import having
-from .avals import is_16_bit
 from .data import Bind, EquationPlan, Keep, Move, Plan
 
 V = TypeVar("V")
@@ -143,8 +142,7 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
 
 def reads_low(plan: Plan) -> list[bool]:
     """Returns whether a jaxpr reads each input in 16 bits only, also after moves."""
-    pairs = [[isinstance(r, np.dtype) and is_16_bit(r) for r in some] for some in read_dtypes(plan)]
-    return [bool(some) and all(some) for some in pairs]
+    return [bool(reads) and reads.issubset(COMPUTE_DTYPES) for reads in read_dtypes(plan)]
 
 
 def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list[Roots]:

@@ -142,7 +142,7 @@ def _emission(ctx: Context) -> EquationPlan | None:
     rule, _ = known_rule(ctx.name, ctx.region.rule)
     if isinstance(rule, CastPolicy):  # the user has no rule for the primitive
         return None
-    decided = rule(view_of(ctx.eqn, ctx.given, ctx.region.names, compute_dtype))
+    decided = rule(view_of(ctx))
     if decided is None:
         return None
     if isinstance(decided, Decision) and decided.emit is not None:
@@ -331,7 +331,7 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
     for plan, body in zip(inner, held, strict=True):
         for i, use in zip(body.operands, plan.uses, strict=True):
             uses[i] |= use
-    declared = as_declared(ctx.eqn.invars, given)
+    declared = as_declared(ctx)
     operands = tuple(None if i in inside else d for i, d in enumerate(declared))
     unchanged = all(plan.identity for plan in inner) and not any(operands)
     results = []
@@ -359,7 +359,7 @@ def full_if_float(ctx: Context) -> list[Use]:
 @plans("optimization_barrier")
 def _operand_by_operand(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans a barrier: after it a source is still a source, without a vote of its own."""
-    action = BIND if any(as_declared(ctx.eqn.invars, ctx.given)) else KEEP
+    action = BIND if any(as_declared(ctx)) else KEEP
     # JAX 0.12 returns no refs: consumers after the barrier read the ref that was the operand.
     results, returned = ctx.given, ctx.eqn.outvars
     if len(returned) < len(results):
