@@ -21,6 +21,7 @@ from ...policies import (
     FUNCTIONS_RETURNING_OPERAND_DTYPE,
     RETURNS_FLOAT32,
     RETURNS_OPERAND_DTYPE,
+    Rule,
 )
 from ...policies.registry import known_rule
 from ..compat import AnyJaxpr, JaxprEqn, aval_of, jax_function
@@ -30,7 +31,6 @@ from ..plan.needs import Need
 from ..plan.planner import Planner
 from ..plan.reads import follow
 from ..primitives.structure import called, is_call
-from ..regions import Region
 
 # The dtype of a value in PyTorch; None if it is the dtype in the plan.
 _Torch: TypeAlias = np.dtype | None
@@ -80,7 +80,8 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Torch]) -> list[_Tor
             pairs = zip(given, equation.given, strict=True)
             (inner,) = equation.inner
             results = _follow(planner, inner, [dtype or s.dtype for dtype, s in pairs])
-        dtype = _torch_dtype(eqn, equation, given, planner.regions.at(plan.path, eqn))
+        region = planner.regions.at(plan.path, eqn)
+        dtype = _torch_dtype(eqn, equation, given, region.rule, region.compute_dtype)
         if dtype is None:
             return results
         # PyTorch's dtype is that of a computed value, unless the program declares it in 16 bits.
@@ -94,7 +95,7 @@ def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Torch]) -> list[_Tor
 
 
 def _torch_dtype(
-    eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Torch], region: Region
+    eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Torch], rule: Rule | None, low: _Torch
 ) -> _Torch:
     """Returns PyTorch's dtype of an equation's result; None for the plan's dtype.
 
@@ -102,23 +103,22 @@ def _torch_dtype(
         eqn: The equation.
         plan: Its plan.
         given: PyTorch's dtype of each operand; None for the plan's dtype.
-        region: The precision of its scope.
+        rule: The policy's rule for the equation, or None.
+        low: The compute dtype of its scope; None if nothing is lowered there.
     """
     name, code = eqn.primitive.name, plan.reason.code
     # A call of one of JAX's own functions is identified by the name of the traced function.
     function = jax_function(called(eqn)) if is_call(eqn) else ""
-    is_ruled = not function and known_rule(name, region.rule)[1] != "default"
-    if region.compute_dtype is None or is_ruled:
+    is_ruled = not function and known_rule(name, rule)[1] != "default"
+    if low is None or is_ruled:
         return None
     if name in RETURNS_FLOAT32 or function in FUNCTIONS_RETURNING_FLOAT32:
         return FLOAT32
-    if code in _RAISED:
-        return region.compute_dtype
     follows = name in RETURNS_OPERAND_DTYPE or function in FUNCTIONS_RETURNING_OPERAND_DTYPE
     # In PyTorch, a Python scalar never decides the dtype of a result. A 0-d array decides it only
     # if no operand has dimensions.
     voters = [i for i, s in enumerate(plan.given) if s.dtype and s.known_value is None]
     voters = [i for i in voters if aval_of(eqn.invars[i]).ndim] or voters
-    low = [region.compute_dtype in (plan.given[i].dtype, given[i]) for i in voters]
-    is_low = (follows or code in _OF_OPERANDS) and voters and all(low)
-    return region.compute_dtype if is_low else None
+    are_low = [low in (plan.given[i].dtype, given[i]) for i in voters]
+    is_low = (follows or code in _OF_OPERANDS) and voters and all(are_low)
+    return low if code in _RAISED or is_low else None

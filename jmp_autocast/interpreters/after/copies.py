@@ -58,10 +58,9 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
                 # A copy of a loop's constant enters the loop. A copy of a sliced operand enters it
                 # only if the tag of the source allows slices of the copy.
                 enters = i < body.fixed or (state.tag is not None and state.tag.gives(key))
-            elif isinstance(key, np.dtype):
-                enters = state.loop_invariant
             else:
-                enters = state.loop_invariant or key.enters(state.tag, runs_again(eqn))
+                is_taken = not isinstance(key, np.dtype) and key.enters(state.tag, runs_again(eqn))
+                enters = state.loop_invariant or is_taken
             if enters:
                 found[body.operands[i], key] = None
     return tuple(found)

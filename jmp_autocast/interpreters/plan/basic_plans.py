@@ -75,17 +75,16 @@ def _bound(ctx: Context, target: np.dtype) -> Action:
     """Returns the action that binds an equation on operands in ``target``."""
     if ctx.name in _REDISPATCHED and aval_of(ctx.eqn.invars[0]).dtype != target:
         return Redispatch()
-    replicates = ()
     # The transpose of a broadcast adds up the cotangents of all copies of one element, and needs
     # float32: a bfloat16 sum stops growing at 256 times its first term. A row gathered 8,192 times
     # had a gradient of 4.0 instead of 81.92. A value known at trace time has no gradient.
-    if ctx.name in _REPLICATES and target != FLOAT32:
-        unknown = [i for i in ctx.floats if ctx.given[i].known_value is None]
-        # In a collective such as an all-gather, the cotangents of float32 weights are added in
-        # float32, and those of 16-bit activations in 16 bits.
-        if ctx.name in _TRAVELS:
-            unknown = [i for i in unknown if ctx.given[i].dtype == FLOAT32]
-        replicates = tuple(i for i in unknown if is_replicated(ctx.eqn, i))
+    floats = ctx.floats if ctx.name in _REPLICATES and target != FLOAT32 else ()
+    unknown = [i for i in floats if ctx.given[i].known_value is None]
+    # In a collective such as an all-gather, the cotangents of float32 weights are added in float32,
+    # and those of 16-bit activations in 16 bits.
+    if ctx.name in _TRAVELS:
+        unknown = [i for i in unknown if ctx.given[i].dtype == FLOAT32]
+    replicates = tuple([i for i in unknown if is_replicated(ctx.eqn, i)])
     if ctx.name in _CONTRACTS and reading.preferred_dtype(ctx.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)
     # In float16 no gradient of a bias is rounded, because it may be out of range.

@@ -109,11 +109,8 @@ class Products(Protocol):
 
 
 _PRODUCTS: list[Callable[[Policy], Products | None]] = []
-
-
-def plans_products(extension: Callable[[Policy], Products | None]) -> None:
-    """Registers an extension: a function from a policy to `Products`, None if it is not used."""
-    _PRODUCTS.append(extension)
+plans_products = _PRODUCTS.append
+"""Registers an extension: a function from a policy to `Products`, None if it is not used."""
 
 
 def products_of(policy: Policy) -> Products | None:

@@ -98,9 +98,8 @@ def _summand_votes(ctx: Context, i: int) -> bool:
 
 def is_harmless(state: ValueState) -> bool:
     """Returns whether a source has one known value, `may_be_rounded`, or is within [-1, 1]."""
-    if state.known_value is not None or state.may_be_rounded:
-        return True
-    return state.const_range is not None and state.const_range.found.is_within_one
+    is_small = state.const_range is not None and state.const_range.found.is_within_one
+    return state.known_value is not None or state.may_be_rounded or is_small
 
 
 def is_stream(ctx: Context) -> bool:
@@ -237,10 +236,9 @@ def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
 
 def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:
     """Whether the result is float32, and each computed operand of its size was 16-bit before."""
-    if len(plan.results) != 1 or plan.results[0].dtype != FLOAT32:
-        return False
-    found = [s.was_rounded or is_16_bit(s.dtype) for s in _of_full_size(ctx) if s.is_computed]
-    return bool(found) and all(found)
+    is_full = [state.dtype for state in plan.results] == [FLOAT32]
+    found = [s for s in _of_full_size(ctx) if s.is_computed] if is_full else []
+    return bool(found) and all(s.was_rounded or is_16_bit(s.dtype) for s in found)
 
 
 def _of_full_size(ctx: Context) -> list[ValueState]:
