@@ -9,7 +9,7 @@ from typing import Any
 from ...autocast import ANNOTATED, PlannedCall, wrapper_for
 from ...call.arguments import name_of
 from ...interpreters import Source, compat
-from ...interpreters.after.kept_wide import kernels_in
+from ...interpreters.after.kept_wide import wide_kernel_flops
 from ...interpreters.after.walk import Visit, equations_once, walk_plan
 from ...interpreters.plan.avals import float_dtype
 from ...interpreters.plan.data import (
@@ -118,7 +118,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
     residuals = KeptBytes()
     if not is_gradient(planned.closed):
         residuals = kept_bytes(compat.jaxpr_as_fun(rewritten), shapes, params)
-    reads, kernels = read_dtypes(plan), kernels_in(plan)
+    reads = read_dtypes(plan)
     products = [row for row in rows if row.primitive in CONTRACTIONS]
     # The first two operands decide whether a product is in 16 or 8 bits. The third operand of a
     # ragged dot holds the sizes of its groups.
@@ -130,7 +130,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
         low_contraction_flops=sum(row.flops for row in low),
         guarded_contraction_flops=sum(row.flops for row in guarded(rows)),
         float8_contraction_flops=sum(row.flops for row in low if row.operands[0] == E4M3.name),
-        wide_kernel_flops=kernels.flops if kernels else 0,
+        wide_kernel_flops=wide_kernel_flops(plan),
         # Casts are counted in the rewritten program, in which one cast serves all consumers of a
         # value.
         casts=count_casts(rewritten),
@@ -151,7 +151,7 @@ def _totals(planned: PlannedCall, rows: Sequence[Row]) -> tuple[Totals, KeptByte
 def _unknown(planned: PlannedCall) -> tuple[str, ...]:
     """Returns the primitives that no rule covers, in order of appearance."""
     found: dict[str, None] = {}
-    for body, eqn, _ in equations_once(planned.plan):
+    for body, eqn, *_ in equations_once(planned.plan):
         name, rule = eqn.primitive.name, planned.planner.regions.at(body.path, eqn).rule
         if planning_rule(name) is None and known_rule(name, rule)[1] == "unknown":
             found[name] = None

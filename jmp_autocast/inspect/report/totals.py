@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import jax.numpy as jnp
 
-from ...interpreters.after.kept_wide import is_guard
+from ...interpreters.after.kept_wide import GUARDS
 from ...interpreters.compat import assumed_size
 from ...interpreters.plan.data import ReasonCode
 from ...policies import CONTRACTIONS
@@ -155,7 +155,7 @@ def by_dtype(rows: Sequence[Row]) -> dict[str, Share]:
 
 def guarded(rows: Iterable[Row]) -> list[Row]:
     """Returns the matmuls and convolutions with reason COORD or LITERAL, the most FLOPs first."""
-    found = [r for r in rows if r.primitive in CONTRACTIONS and is_guard(ReasonCode(r.reason))]
+    found = [r for r in rows if r.primitive in CONTRACTIONS and ReasonCode(r.reason) in GUARDS]
     return sorted(found, key=lambda row: -row.flops)
 
 

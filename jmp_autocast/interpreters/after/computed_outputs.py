@@ -20,19 +20,19 @@ from ...policies import (
     FUNCTIONS_RETURNING_OPERAND_DTYPE,
     RETURNS_FLOAT32,
     RETURNS_OPERAND_DTYPE,
+    Rule,
 )
 from ...policies.registry import known_rule
-from ..compat import AnyJaxpr, Atom, JaxprEqn, aval_of, jax_function
+from ..compat import AnyJaxpr, JaxprEqn, aval_of, jax_function
 from ..plan.avals import is_16_bit
 from ..plan.data import EquationPlan, Plan, ReasonCode, Request, ValueState
 from ..plan.needs import Need
 from ..plan.planner import Planner
 from ..plan.reads import follow
-from ..primitives.reading import cast_dtype
 from ..primitives.structure import called, is_call
 
-# The dtype of a value in PyTorch; None if it equals the dtype in the plan.
-_Other: TypeAlias = np.dtype | None
+# The dtype of a value in PyTorch; None if it is the dtype in the plan.
+_Torch: TypeAlias = np.dtype | None
 
 # Reasons that lie with the consumers of a float32 result. PyTorch would round the result.
 _RAISED = (ReasonCode.FEEDER, ReasonCode.LOG_GUARD, ReasonCode.NO_PRODUCT)
@@ -59,106 +59,65 @@ def computed_requests(
     consumed = [request._replace(needs=int(Need.LEADS)) for request in requests]
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
-    dtypes = [(w, d or (s.dtype if is_16_bit(s.dtype) else None)) for w, d, s in found]
-    # A float32 output is requested without the need of the assumed matmul. With this need, the
-    # output would be computed in 16 bits, and then cast to float32.
+    # A 16-bit output is requested in float32 without the need of the assumed matmul. With this
+    # need, the output would be computed in 16 bits, and then cast to float32.
     return [
-        w if d is None else w._replace(dtype=d, needs=w.needs if is_16_bit(d) else 0)
-        for w, d in dtypes
+        w
+        if dtype in (None, state.dtype)
+        else w._replace(dtype=dtype, needs=w.needs if is_16_bit(dtype) else 0)
+        for w, dtype, state in found
     ]
 
 
-def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Other]) -> list[_Other]:
-    """Returns PyTorch's dtype of each output of a jaxpr; None if it equals the plan's dtype."""
+def _follow(planner: Planner, plan: Plan, inputs: Sequence[_Torch]) -> list[_Torch]:
+    """Returns PyTorch's dtype of each output of a jaxpr; None for the plan's dtype."""
 
-    def step(i: int, eqn: JaxprEqn, given: list[_Other]) -> Sequence[_Other]:
+    def step(i: int, eqn: JaxprEqn, given: list[_Torch]) -> Sequence[_Torch]:
         equation, results = plan.equations[i], [None] * len(eqn.outvars)
         if equation.inner and is_call(eqn):
+            # PyTorch does not cast the operands of a call.
+            pairs = zip(given, equation.given, strict=True)
             (inner,) = equation.inner
-            entering = _cast(equation, given)
-            pairs = zip(_follow(planner, inner, entering), inner.output_dtypes, strict=True)
-            results = [other if cast is None else None for other, cast in pairs]
-        elif _hands_on(eqn):
-            results = given
+            results = _follow(planner, inner, [dtype or s.dtype for dtype, s in pairs])
         region = planner.regions.at(plan.path, eqn)
-        if region.compute_dtype is None:
-            return results
-        _, origin = known_rule(eqn.primitive.name, region.rule)
-        dtype = _torch_dtype(origin, eqn, equation, given, region.compute_dtype)
+        dtype = _torch_dtype(eqn, equation, given, region.rule, region.compute_dtype)
         if dtype is None:
             return results
+        # PyTorch's dtype is that of a computed value, unless the program declares it in 16 bits.
+        found = zip(results, equation.results, eqn.outvars, strict=True)
         return [
-            other if not _is_free(state, v) else None if dtype == state.dtype else dtype
-            for other, state, v in zip(results, equation.results, eqn.outvars, strict=True)
+            dtype if s.is_computed and FLOAT32 in (s.dtype, aval_of(v).dtype) else d
+            for d, s, v in found
         ]
 
     return follow(plan.jaxpr, inputs, None, step)
 
 
-def _cast(plan: EquationPlan, given: Sequence[_Other]) -> list[_Other]:
-    """Returns PyTorch's dtype of each input of a call's body; None if it equals the plan's dtype.
-
-    If the plan casts a 16-bit operand of the call to float32, PyTorch passes it in 16 bits. PyTorch
-    makes all other casts of the plan, too.
-    """
-
-    def inside(other: _Other, state: ValueState, cast: _Other) -> _Other:
-        if cast is None:
-            return other
-        return (other or state.dtype) if cast == FLOAT32 and is_16_bit(state.dtype) else None
-
-    return list(map(inside, given, plan.given, plan.operands))
-
-
-def _hands_on(eqn: JaxprEqn) -> bool:
-    """Whether an equation returns its operands, as a barrier or a cast to the same dtype does."""
-    if eqn.primitive.name == "optimization_barrier":
-        return len(eqn.invars) == len(eqn.outvars)  # JAX 0.12 returns no refs
-    return cast_dtype(eqn) is not None and cast_dtype(eqn) == aval_of(eqn.invars[0]).dtype
-
-
-def _is_free(state: ValueState, variable: Atom) -> bool:
-    """Whether a value is computed, and the program itself does not declare it in 16 bits."""
-    declared_low = state.dtype != FLOAT32 and aval_of(variable).dtype == state.dtype
-    return state.is_computed and not declared_low
-
-
 def _torch_dtype(
-    origin: str, eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Other], compute_dtype: np.dtype
-) -> _Other:
-    """Returns PyTorch's dtype of an equation's result; None if it equals the plan's dtype.
+    eqn: JaxprEqn, plan: EquationPlan, given: Sequence[_Torch], rule: Rule | None, low: _Torch
+) -> _Torch:
+    """Returns PyTorch's dtype of an equation's result; None for the plan's dtype.
 
     Args:
-        origin: The origin of the primitive's rule, from `known_rule`.
         eqn: The equation.
         plan: Its plan.
-        given: PyTorch's dtype of each operand; None if it equals the plan's dtype.
-        compute_dtype: The compute dtype at the equation.
+        given: PyTorch's dtype of each operand; None for the plan's dtype.
+        rule: The policy's rule for the equation, or None.
+        low: The compute dtype of its scope; None if nothing is lowered there.
     """
     name, code = eqn.primitive.name, plan.reason.code
     # A call of one of JAX's own functions is identified by the name of the traced function.
-    if is_call(eqn):
-        function = jax_function(called(eqn))
-        if function in FUNCTIONS_RETURNING_FLOAT32:
-            return FLOAT32
-        follows = function in FUNCTIONS_RETURNING_OPERAND_DTYPE
-    elif origin != "default":
+    function = jax_function(called(eqn)) if is_call(eqn) else ""
+    is_ruled = not function and known_rule(name, rule)[1] != "default"
+    if low is None or is_ruled:
         return None
-    elif name in RETURNS_FLOAT32:
+    if name in RETURNS_FLOAT32 or function in FUNCTIONS_RETURNING_FLOAT32:
         return FLOAT32
-    elif code in _RAISED:
-        return compute_dtype
-    else:
-        follows = name in RETURNS_OPERAND_DTYPE or code in _OF_OPERANDS
-    return compute_dtype if follows and _all_low(eqn, plan.given, given, compute_dtype) else None
-
-
-def _all_low(
-    eqn: JaxprEqn, states: Sequence[ValueState], given: Sequence[_Other], compute_dtype: np.dtype
-) -> bool:
-    """Whether all operands that decide the dtype of a result in PyTorch would be in 16 bits."""
+    follows = name in RETURNS_OPERAND_DTYPE or function in FUNCTIONS_RETURNING_OPERAND_DTYPE
     # In PyTorch, a Python scalar never decides the dtype of a result. A 0-d array decides it only
     # if no operand has dimensions.
-    voters = [i for i, s in enumerate(states) if s.dtype is not None and s.known_value is None]
+    voters = [i for i, s in enumerate(plan.given) if s.dtype and s.known_value is None]
     voters = [i for i in voters if aval_of(eqn.invars[i]).ndim] or voters
-    return bool(voters) and all(compute_dtype in (states[i].dtype, given[i]) for i in voters)
+    are_low = [low in (plan.given[i].dtype, given[i]) for i in voters]
+    is_low = (follows or code in _OF_OPERANDS) and voters and all(are_low)
+    return low if code in _RAISED or is_low else None

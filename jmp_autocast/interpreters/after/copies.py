@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from ..compat import Atom, JaxprEqn, Literal, variables_in
+from ..compat import Atom, JaxprEqn, Literal
 from ..plan.avals import is_16_bit
-from ..plan.copies import CopyKey
-from ..plan.data import EquationPlan, Inside, Move, Plan, ValueState
+from ..plan.copies import CopyKey, Encoding
+from ..plan.data import EquationPlan, Inside, Move, Plan
 from ..plan.reads import Root, follow, reads_low
-from ..primitives.structure import Body, bodies, holds_rules, isolates, runs_again
+from ..primitives.structure import bodies, holds_rules, isolates, runs_again
 from ..primitives.traits import having
 
 Copies: TypeAlias = tuple[tuple[int, CopyKey], ...]
@@ -36,43 +35,35 @@ def handed_in(eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]) -> Co
     """Returns pairs (operand, key) of the copies that enter the bodies of an equation as inputs.
 
     A loop then reads a copy that is made before the loop, and a call in the loop gets that copy.
+    Elsewhere the body casts the source itself: a copy that is passed to ``jax.checkpoint`` would be
+    kept for the backward pass. An extension, such as float8, decides about its encoded copies.
 
     Args:
         eqn: The equation.
         plan: Its plan.
         known: A cache of the copies of each plan, by the plan's id.
     """
-    if not plan.inner or holds_rules(eqn):
+    if holds_rules(eqn):
         return ()
     found: dict[tuple[int, CopyKey], None] = {}
-    for body, inner in zip(bodies(eqn), plan.inner, strict=True):
+    for body, inner in zip(bodies(eqn), plan.inner, strict=False):
         are_low = reads_low(inner) if isolates(eqn) else []
         for i, key in source_copies(inner, known):
-            if isolates(eqn):
+            state = plan.given[body.operands[i]]
+            if are_low:
                 # If the body reads the source in float32, too, the copy stays outside: otherwise,
                 # each device would receive both arrays.
                 enters = isinstance(key, np.dtype) and are_low[i]
+            elif eqn.primitive.name in _LOOPS:
+                # A copy of a loop's constant enters the loop. A copy of a sliced operand enters it
+                # only if the tag of the source allows slices of the copy.
+                enters = i < body.fixed or (state.tag is not None and state.tag.gives(key))
             else:
-                enters = _is_handed_in(eqn, body, i, plan.given[body.operands[i]], key)
+                is_taken = not isinstance(key, np.dtype) and key.enters(state.tag, runs_again(eqn))
+                enters = state.loop_invariant or is_taken
             if enters:
                 found[body.operands[i], key] = None
     return tuple(found)
-
-
-def _is_handed_in(eqn: JaxprEqn, body: Body, i: int, state: ValueState, key: CopyKey) -> bool:
-    """Returns whether the copy of an input enters a body as one more input.
-
-    A 16-bit copy enters a call only inside a loop. Elsewhere the body casts the source itself: a
-    copy that is passed to ``jax.checkpoint`` would be kept for the backward pass. An extension,
-    such as float8, decides about its encoded copies.
-    """
-    if eqn.primitive.name in _LOOPS:
-        # A copy of a loop's constant enters the loop. A copy of a sliced operand enters it only if
-        # the tag of the source allows slices of the copy.
-        return i < body.fixed or (state.tag is not None and state.tag.gives(key))
-    if state.loop_invariant or isinstance(key, np.dtype):
-        return state.loop_invariant
-    return key.enters(state.tag, runs_again(eqn))
 
 
 def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
@@ -91,9 +82,12 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
 
     def step(i: int, eqn: JaxprEqn, given: list[Root | None]) -> Sequence[Root | None]:
         equation = plan.equations[i]
-        for k, key in _reads(eqn, equation, known):
+        by_copy = [k for k, _ in equation.copies]
+        operands = enumerate(equation.operands)
+        casts = [(k, d) for k, d in operands if is_16_bit(d) and k not in by_copy]
+        for k, key in (*equation.copies, *casts, *handed_in(eqn, equation, known)):
             root = given[k]
-            if root is not None and _is_copy(root, key):
+            if root is not None and (isinstance(key, np.dtype) or _is_whole(root, key)):
                 copies[root.input, key] = None
         return _moved(eqn, equation, given)
 
@@ -103,22 +97,8 @@ def source_copies(plan: Plan, known: dict[int, Copies]) -> Copies:
     return known.setdefault(id(plan), tuple(copies))
 
 
-def _reads(
-    eqn: JaxprEqn, plan: EquationPlan, known: dict[int, Copies]
-) -> Iterator[tuple[int, CopyKey]]:
-    """Yields pairs (operand, key) of the copies that an equation, or its bodies, read."""
-    yield from plan.copies
-    by_copy = [k for k, _ in plan.copies]
-    for k, dtype in enumerate(plan.operands):
-        if dtype is not None and k not in by_copy:
-            yield k, dtype
-    yield from handed_in(eqn, plan, known)
-
-
-def _is_copy(root: Root, key: CopyKey) -> bool:
-    """Returns whether a read by ``key`` needs a copy of the whole input, as it is or moved."""
-    if isinstance(key, np.dtype):
-        return is_16_bit(key)
+def _is_whole(root: Root, key: Encoding) -> bool:
+    """Returns whether a value has the encoding of its input, as it is or moved."""
     return root.slices is not None and not (root.is_moved and key.when_moved == "anew")
 
 
@@ -127,12 +107,10 @@ def _moved(
 ) -> Sequence[Root | None]:
     """Returns, for each result of an equation, the input whose elements it holds, or None."""
     if isinstance(plan.action, Move):
-        # The first operand that comes from an input holds the elements. Operands after it are
-        # indices or padding values.
-        first = next((root for root in given if root is not None), None)
-        tag = plan.given[0].tag
+        # The first operand holds the elements. Operands after it are indices.
+        tag, root = plan.given[0].tag, given[0]
         is_all = eqn.primitive.name in _WHOLE and not (tag and tag.in_slices)
-        return [first and first.moved(is_all and given[0] is not None)] * len(eqn.outvars)
+        return [root and root.moved(is_all)] * len(eqn.outvars)
     if isinstance(plan.action, Inside) and plan.action.inlined:
         (inner,) = plan.inner
         return follow(inner.jaxpr, given, None, lambda i, e, g: _moved(e, inner.equations[i], g))
@@ -149,31 +127,17 @@ def read_often(plan: Plan) -> frozenset[Any]:
     Args:
         plan: The plan of the jaxpr.
     """
-    # In most programs no value is read so often.
-    atoms = itertools.chain(plan.jaxpr.outvars, *[eqn.invars for eqn in plan.jaxpr.eqns])
-    if max(Counter(variables_in(atoms)).values(), default=0) <= _MAX_COUNT:
-        return frozenset()
-    reads: Counter[Any] = Counter()
-    widened: set[Any] = set()
-    made: dict[Any, ValueState] = {}
-
-    def read(v: Atom, dtype: np.dtype | None) -> None:
-        # Only computed values are counted, so no inputs, literals or moved sources.
-        state = None if isinstance(v, Literal) else made.get(v)
-        if state is None or state.source is not None:
-            return
-        if is_16_bit(dtype or state.dtype):
-            reads[v] += 1
-        elif is_16_bit(state.dtype):
-            widened.add(v)
-
+    made: dict[Any, Any] = {}
+    reads: list[tuple[Atom, np.dtype | None]] = []
     for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
-        made.update(zip(eqn.outvars, equation.results, strict=True))
+        # Only computed values are counted, so no inputs, literals or moved sources.
+        pairs = zip(eqn.outvars, equation.results, strict=True)
+        made |= {v: s.dtype for v, s in pairs if s.is_computed}
         if eqn.primitive.name not in _REWRITTEN:
-            for v, dtype in zip(eqn.invars, equation.operands, strict=True):
-                read(v, dtype)
-    for v, dtype in zip(plan.jaxpr.outvars, plan.output_dtypes, strict=True):
-        read(v, dtype)
+            reads += zip(eqn.invars, equation.operands, strict=True)
+    reads += zip(plan.jaxpr.outvars, plan.output_dtypes, strict=True)
+    reads = [(v, d or made[v]) for v, d in reads if not isinstance(v, Literal) and v in made]
+    counts = Counter(v for v, dtype in reads if is_16_bit(dtype))
     # All float32 consumers of a value share one cast, and count as one read.
-    reads.update(widened)
-    return frozenset(v for v, count in reads.items() if count > _MAX_COUNT)
+    counts.update({v for v, dtype in reads if is_16_bit(made[v]) and not is_16_bit(dtype)})
+    return frozenset(v for v, count in counts.items() if count > _MAX_COUNT)

@@ -8,7 +8,7 @@ may set the precision of all products, so that autocast does nothing. A kernel k
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from ...policies import FLOAT32
 from ..compat import JaxprEqn, aval_of, is_array_aval, source_line
@@ -21,6 +21,9 @@ from .walk import Visit, equations_once, walk_plan
 
 _CONTRACTS = having("contracts")
 
+GUARDS = (ReasonCode.COORD, ReasonCode.LITERAL)
+"""The reason codes of guards; a user's precision is no guard."""
+
 # Below these limits there is no warning. A GPU multiplies float32 at a sixteenth of its 16-bit
 # rate: 1 % of the FLOPs in float32 is a seventh of the time. A million FLOPs take microseconds.
 LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
@@ -30,13 +33,8 @@ LEAST_SHARE, LEAST_FLOPS = 0.01, 10**6
 LEAST_SHARE_OF_REQUESTS = 0.5
 
 
-def is_guard(code: ReasonCode) -> bool:
-    """Returns whether a reason code is that of a guard; a user's precision is no guard."""
-    return code is ReasonCode.COORD or code is ReasonCode.LITERAL
-
-
 def _is_guarded(eqn: JaxprEqn, plan: EquationPlan) -> bool:
-    return eqn.primitive.name in _CONTRACTS and is_guard(plan.reason.code)
+    return eqn.primitive.name in _CONTRACTS and plan.reason.code in GUARDS
 
 
 def _is_requested(eqn: JaxprEqn, plan: EquationPlan) -> bool:
@@ -52,20 +50,6 @@ def _is_wide_kernel(eqn: JaxprEqn, plan: EquationPlan) -> bool:
     )
 
 
-class KeptWide(NamedTuple):
-    """Products that are kept in float32.
-
-    Args:
-        flops: Their floating point operations in one call of the program.
-        share: Their share of the operations of all products.
-        largest: The product with the most operations.
-    """
-
-    flops: int
-    share: float
-    largest: Visit
-
-
 def warnings_of(plan: Plan, name: str, compute_dtype: Any) -> Iterator[str]:
     """Yields the warnings: how many products stay in float32, which, why, and how to change it.
 
@@ -78,24 +62,24 @@ def warnings_of(plan: Plan, name: str, compute_dtype: Any) -> Iterator[str]:
         name: The name of the program.
         compute_dtype: The dtype of its other products.
     """
-    guarded = _kept(plan, _is_guarded, flops, LEAST_SHARE)
-    if guarded := guarded or _kept(plan, _is_requested, flops, LEAST_SHARE_OF_REQUESTS):
-        eqn, reason = guarded.largest.eqn, guarded.largest.plan.reason
-        scope = "/".join(guarded.largest.scope)
+    guarded = _kept(plan, _is_guarded, LEAST_SHARE)
+    if guarded := guarded or _kept(plan, _is_requested, LEAST_SHARE_OF_REQUESTS):
+        percent, visit = guarded
+        eqn, reason, scope = visit.eqn, visit.plan.reason, "/".join(visit.scope)
         rule = f'{{"{eqn.primitive.name}": "LOWER_PRECISION_FP"}}'
         where, within = (f"scope {scope!r}", f", scope={scope!r}") if scope else ("no scope", "")
         yield (
-            f"autocast keeps {100 * guarded.share:.0f} % of the matmul and convolution FLOPs of "
+            f"autocast keeps {percent} of the matmul and convolution FLOPs of "
             f"{name} in float32, first of all {eqn.primitive.name} in {where} "
             f"({source_line(eqn)}): {reason.code.value}, {reason.cause}. "
             f"If {compute_dtype} will do, use policy.with_rules({rule}{within}). If float32 is "
             "what you want, say so with full_precision() around it, or silence this by "
             'warnings.filterwarnings("ignore", message="autocast keeps").'
         )
-    if wide := _kept(plan, _is_wide_kernel, kernel_flops, LEAST_SHARE):
-        eqn = wide.largest.eqn
+    if wide := _kept(plan, _is_wide_kernel, LEAST_SHARE):
+        percent, eqn = wide[0], wide[1].eqn
         yield (
-            f"autocast leaves {100 * wide.share:.0f} % of the matmul FLOPs of {name} in kernels "
+            f"autocast leaves {percent} of the matmul FLOPs of {name} in kernels "
             f"that run in float32, first of all {eqn.primitive.name} ({source_line(eqn)}): "
             f"a kernel keeps its dtypes. To run it with {compute_dtype} operands, call "
             "jmp_autocast.in_compute_dtype(function) in place of its function. If float32 is what "
@@ -104,33 +88,31 @@ def warnings_of(plan: Plan, name: str, compute_dtype: Any) -> Iterator[str]:
         )
 
 
-def kernels_in(plan: Plan) -> KeptWide | None:
-    """Returns the kernels that keep float32, None if there are none.
-
-    Args:
-        plan: The plan of a whole program.
-    """
-    return _kept(plan, _is_wide_kernel, kernel_flops, 0, 0)
+def wide_kernel_flops(plan: Plan) -> int:
+    """Returns the FLOPs of the kernels that keep float32, in one call of a program."""
+    found = equations_once(plan)
+    return sum(n * kernel_flops(eqn) for _, eqn, own, n in found if _is_wide_kernel(eqn, own))
 
 
 def _kept(
-    plan: Plan,
-    keeps: Callable[[JaxprEqn, EquationPlan], bool],
-    flops_of: Callable[[JaxprEqn], int],
-    least_share: float,
-    least_flops: int = LEAST_FLOPS,
-) -> KeptWide | None:
-    """Returns the equations that ``keeps`` selects, if their share of all FLOPs is large enough."""
-    # If no equation is selected, this check saves the walk, which is slower, because it visits the
-    # body of a function at each of its calls.
-    if not any(keeps(eqn, own) for _, eqn, own in equations_once(plan)):
+    plan: Plan, keeps: Callable[[JaxprEqn, EquationPlan], bool], least_share: float
+) -> tuple[str, Visit] | None:
+    """Returns the share of the FLOPs of the equations that ``keeps`` selects, and the largest one.
+
+    Returns None if their share of the FLOPs of all products is below a limit.
+    """
+    kept = others = 0
+    for _, eqn, own, times in equations_once(plan):
+        if keeps(eqn, own):
+            kept += times * _flops(eqn)
+        elif eqn.primitive.name in _CONTRACTS:
+            others += times * _flops(eqn)
+    if not at_least(kept, LEAST_FLOPS) or not at_least(kept, least_share * (kept + others)):
         return None
-    visits = walk_plan(plan)
-    found = [(v.times * flops_of(v.eqn), v) for v in visits if keeps(v.eqn, v.plan)]
-    others = (v for v in visits if v.eqn.primitive.name in _CONTRACTS and not keeps(v.eqn, v.plan))
-    kept = sum(count for count, _ in found)
-    total = kept + sum(v.times * flops(v.eqn) for v in others)
-    if not at_least(kept, least_flops) or not at_least(kept, least_share * total):
-        return None
-    _, largest = max(found, key=lambda pair: pair[0])
-    return KeptWide(kept, kept / total, largest)
+    found = [visit for visit in walk_plan(plan) if keeps(visit.eqn, visit.plan)]
+    largest = max(found, key=lambda visit: visit.times * _flops(visit.eqn))
+    return f"{100 * kept / (kept + others):.0f} %", largest
+
+
+def _flops(eqn: JaxprEqn) -> int:
+    return kernel_flops(eqn) or flops(eqn)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from ..compat import JaxprEqn, scope_names
 from ..plan.data import EquationPlan, Plan
 from ..plan.reads import entering, follow, leaving
-from ..primitives.structure import bodies
+from ..primitives.structure import bodies, innermost_first
 
 Origin: TypeAlias = int | str | None
 """Where a value comes from: the index of the visit that made it, or the path of an input of the
@@ -53,58 +54,47 @@ def walk_plan(plan: Plan, inputs: Sequence[Origin] | None = None) -> list[Visit]
         inputs: The origin of each of its inputs, such as its path in the arguments.
     """
     visits: list[Visit] = []
-    origins = [None] * len(plan.jaxpr.invars) if inputs is None else inputs
-    _walk(plan, origins, visits, plan.path, 0, 1)
+
+    def walk(
+        plan: Plan, inputs: Sequence[Origin], scope: tuple[str, ...], depth: int, times: int
+    ) -> list[Origin]:
+        """Adds the visits of a jaxpr, and returns where its outputs come from."""
+
+        def step(i: int, eqn: JaxprEqn, given: list[Origin]) -> list[Origin]:
+            index, path, equation = len(visits), scope + scope_names(eqn), plan.equations[i]
+            visit = Visit(index, eqn, equation, path, depth, times, tuple(given))
+            visits.append(visit)
+            results: list[Origin] = [index] * len(eqn.outvars)
+            # A body that is planned once and called 96 times is visited 96 times: reports have rows
+            # for each call. An equation that is kept has no plans of its bodies.
+            for inner, body in zip(equation.inner, bodies(eqn), strict=False):
+                given_inside = entering(body, given, index)
+                outputs = walk(inner, given_inside, path, depth + 1, times * body.repeats)
+                pairs = zip(outputs, inner.output_dtypes, strict=True)
+                outputs = [origin if cast is None else None for origin, cast in pairs]
+                if len(equation.inner) == 1:
+                    results = leaving(body, outputs, index, len(results))
+            visit.inner = len(visits) - index - 1
+            return results
+
+        return follow(plan.jaxpr, inputs, None, step)
+
+    walk(plan, inputs or [None] * len(plan.jaxpr.invars), plan.path, 0, 1)
     return visits
 
 
-def equations_once(
-    plan: Plan, seen: set[int] | None = None
-) -> Iterator[tuple[Plan, JaxprEqn, EquationPlan]]:
-    """Yields each equation with its jaxpr's plan and its own plan, after those in its bodies.
+def equations_once(plan: Plan) -> Iterator[tuple[Plan, JaxprEqn, EquationPlan, int]]:
+    """Yields each equation with its jaxpr's plan, its own plan, and how often it runs.
 
     A body that is called twice is visited once, unlike in `walk_plan`.
 
     Args:
         plan: The plan of a program.
-        seen: The ids of the bodies visited so far.
     """
-    seen = set() if seen is None else seen
-    seen.add(id(plan))
-    for eqn, equation in zip(plan.jaxpr.eqns, plan.equations, strict=True):
-        for inner in equation.inner:
-            if id(inner) not in seen:
-                yield from equations_once(inner, seen)
-        yield plan, eqn, equation
-
-
-def _walk(
-    plan: Plan,
-    inputs: Sequence[Origin],
-    visits: list[Visit],
-    scope: tuple[str, ...],
-    depth: int,
-    times: int,
-) -> list[Origin]:
-    """Adds the visits of a jaxpr, and returns where its outputs come from."""
-
-    def step(i: int, eqn: JaxprEqn, given: list[Origin]) -> list[Origin]:
-        index, path, equation = len(visits), scope + scope_names(eqn), plan.equations[i]
-        visit = Visit(index, eqn, equation, path, depth, times, tuple(given))
-        visits.append(visit)
-        held = bodies(eqn) if equation.inner else ()
-        outputs: list[Origin] = []
-        for inner, body in zip(equation.inner, held, strict=True):
-            # A body that is planned once and called 96 times is visited 96 times: reports have rows
-            # for each call.
-            given_inside = entering(body, given, index)
-            more = times * body.repeats
-            outputs = _walk(inner, given_inside, visits, path, depth + 1, more)
-            pairs = zip(outputs, inner.output_dtypes, strict=True)
-            outputs = [origin if cast is None else None for origin, cast in pairs]
-        if held:
-            visit.inner = len(visits) - index - 1
-        results: list[Origin] = [index] * len(eqn.outvars)
-        return leaving(held[0], outputs, index, len(results)) if len(held) == 1 else results
-
-    return follow(plan.jaxpr, inputs, None, step)
+    times = Counter({id(plan): 1})
+    nested = innermost_first(plan, lambda p: [q for x in p.equations for q in x.inner])
+    for outer, _ in reversed(nested):
+        for eqn, equation in zip(outer.jaxpr.eqns, outer.equations, strict=True):
+            yield outer, eqn, equation, times[id(outer)]
+            for inner, body in zip(equation.inner, bodies(eqn), strict=False):
+                times[id(inner)] += times[id(outer)] * body.repeats

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -23,7 +23,7 @@ def float_dtype(aval: Any) -> np.dtype | None:
     return dtype if dtype in FLOAT_DTYPES and is_array_aval(aval) else None
 
 
-def is_16_bit(dtype: np.dtype | None) -> bool:
+def is_16_bit(dtype: np.dtype | None) -> TypeGuard[np.dtype]:
     """Returns whether a dtype is float16 or bfloat16; False for None."""
     return dtype is not None and dtype.itemsize == 2
 

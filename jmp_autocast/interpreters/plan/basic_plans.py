@@ -17,7 +17,6 @@ from ..primitives.flops import flops
 from ..primitives.reading import exponent, free_dimensions, reduction_depth
 from ..primitives.structure import called, is_call
 from ..primitives.traits import having
-from .avals import is_16_bit
 from .data import (
     BIND,
     KEEP,
@@ -40,25 +39,22 @@ _REPLICATES = having("replicates") | _REPEATS
 _SUMS = having("sums")
 _TRAVELS = having("travels")
 
-_NOTHING = ValueState(None)
 # Equal states share one object: a program of many equations has few different states.
 _computed = functools.lru_cache(ValueState)
 
 
 def keep(ctx: Context, reason: Reason) -> EquationPlan:
     """Returns the plan that computes an equation in the dtypes that the program declares."""
-    operands = as_declared(ctx.eqn.invars, ctx.given)
+    operands = as_declared(ctx)
     results = tuple(ValueState(ctx.declared(v)) for v in ctx.eqn.outvars)
     return EquationPlan(BIND if any(operands) else KEEP, ctx.given, operands, results, reason)
 
 
-def as_declared(
-    variables: Sequence[Atom], states: Sequence[ValueState]
-) -> tuple[np.dtype | None, ...]:
-    """Returns the casts that bring values back to their declared dtypes."""
+def as_declared(ctx: Context) -> tuple[np.dtype | None, ...]:
+    """Returns the casts that bring operands back to their declared dtypes."""
     return tuple(
         None if s.dtype is None or s.dtype == aval_of(v).dtype else aval_of(v).dtype
-        for v, s in zip(variables, states, strict=True)
+        for v, s in zip(ctx.eqn.invars, ctx.given, strict=True)
     )
 
 
@@ -67,33 +63,27 @@ def in_dtype(ctx: Context, target: np.dtype, reason: Reason) -> EquationPlan:
     operands = tuple([None if s.dtype in (None, target) else target for s in ctx.given])
     declared = all(aval_of(ctx.eqn.invars[i]).dtype == target for i in ctx.floats)
     unchanged = declared and not any(operands)
-    results = tuple(
-        # If the operands keep their dtypes, so do the results, such as a float32 statistic of a
-        # 16-bit attention kernel, or a result in the user's preferred_element_type.
-        _computed(dtype if unchanged else target)
-        if (dtype := ctx.declared(v)) is not None
-        else _NOTHING
-        for v in ctx.eqn.outvars
-    )
+    # If the operands keep their dtypes, so do the results, such as a float32 statistic of a 16-bit
+    # attention kernel, or a result in the user's preferred_element_type.
+    dtypes = [d if d is None or unchanged else target for d in map(ctx.declared, ctx.eqn.outvars)]
     action = KEEP if unchanged else _bound(ctx, target)
-    return EquationPlan(action, ctx.given, operands, results, reason)
+    return EquationPlan(action, ctx.given, operands, tuple(map(_computed, dtypes)), reason)
 
 
 def _bound(ctx: Context, target: np.dtype) -> Action:
     """Returns the action that binds an equation on operands in ``target``."""
     if ctx.name in _REDISPATCHED and aval_of(ctx.eqn.invars[0]).dtype != target:
         return Redispatch()
-    replicates = ()
     # The transpose of a broadcast adds up the cotangents of all copies of one element, and needs
     # float32: a bfloat16 sum stops growing at 256 times its first term. A row gathered 8,192 times
     # had a gradient of 4.0 instead of 81.92. A value known at trace time has no gradient.
-    if ctx.name in _REPLICATES and target != FLOAT32:
-        unknown = [i for i in ctx.floats if ctx.given[i].known_value is None]
-        # In a collective such as an all-gather, the cotangents of float32 weights are added in
-        # float32, and those of 16-bit activations in 16 bits.
-        if ctx.name in _TRAVELS:
-            unknown = [i for i in unknown if ctx.given[i].dtype == FLOAT32]
-        replicates = tuple(i for i in unknown if is_replicated(ctx.eqn, i))
+    floats = ctx.floats if ctx.name in _REPLICATES and target != FLOAT32 else ()
+    unknown = [i for i in floats if ctx.given[i].known_value is None]
+    # In a collective such as an all-gather, the cotangents of float32 weights are added in float32,
+    # and those of 16-bit activations in 16 bits.
+    if ctx.name in _TRAVELS:
+        unknown = [i for i in unknown if ctx.given[i].dtype == FLOAT32]
+    replicates = tuple([i for i in unknown if is_replicated(ctx.eqn, i)])
     if ctx.name in _CONTRACTS and reading.preferred_dtype(ctx.eqn) in FLOAT_DTYPES:
         return Bind(reading.with_preferred_dtype(target), replicates)
     # In float16 no gradient of a bias is rounded, because it may be out of range.
@@ -141,18 +131,16 @@ def in_precision(ctx: Context, plan: EquationPlan, word: str | None) -> Equation
             traced without this default, because JAX would write it into each product, where it
             would look like the program's own precision.
     """
-    if ctx.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind):
-        return plan
-    if word is not None:
-        stays = any([dtype != FLOAT32 for dtype in plan.reads[:2]])
-    else:
-        word = ctx.region.default_precision
-        stays = reading.says_precision(ctx.eqn) or any(map(is_16_bit, plan.operands[:2]))
-    if word is None or stays:
+    full: tuple[np.dtype | None, ...] = (FLOAT32,)
+    if word is None and not reading.says_precision(ctx.eqn):
+        # JAX's default also holds for complex numbers, whose planned dtype is None.
+        word, full = ctx.region.default_precision, (FLOAT32, None)
+    if ctx.name not in _CONTRACTS or not isinstance(plan.action, Keep | Bind) or word is None:
         return plan
     action = plan.action if isinstance(plan.action, Bind) else BIND
     parameter = reading.with_precision(ctx.eqn, word)
-    if parameter is None or not parameter.keys().isdisjoint(action.params):
+    is_full = all([dtype in full for dtype in plan.reads[:2]])
+    if parameter is None or not is_full or not parameter.keys().isdisjoint(action.params):
         return plan
     action = dataclasses.replace(action, params={**action.params, **parameter})
     cause = f"{plan.reason.cause}, precision {word}".removeprefix(", ")
@@ -171,40 +159,31 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
     output, read = decision.output_dtype, decision.operand_dtype
     # The planner trusts the rule; the rewriter checks the function's results.
     dtypes = [
-        None if s.dtype is None else np.dtype(aval_of(v).dtype if read is None else read)
+        s.dtype and np.dtype(read or aval_of(v).dtype)
         for v, s in zip(ctx.eqn.invars, ctx.given, strict=True)
     ]
-    declared = list(map(ctx.declared, ctx.eqn.outvars))
     return EquationPlan(
         Emit(decision.emit, decision.emitted_name),
         ctx.given,
         tuple(None if d == s.dtype else d for d, s in zip(dtypes, ctx.given, strict=True)),
-        tuple(ValueState(d and np.dtype(d if output is None else output)) for d in declared),
+        tuple(ValueState(d and np.dtype(output or d)) for d in map(ctx.declared, ctx.eqn.outvars)),
         Reason(ReasonCode.EMIT, decision.emitted_name),
     )
 
 
-def view_of(
-    eqn: JaxprEqn, given: Sequence[ValueState], scope: Sequence[str], compute_dtype: np.dtype
-) -> EquationView:
-    """Returns the `EquationView` of an equation for rule functions and reports.
-
-    Args:
-        eqn: The equation.
-        given: The state of each operand.
-        scope: The names of the enclosing scopes.
-        compute_dtype: The compute dtype at the equation.
-    """
+def view_of(ctx: Context) -> EquationView:
+    """Returns the `EquationView` of an equation for rule functions."""
+    eqn = ctx.eqn
     return EquationView(
-        primitive=eqn.primitive.name,
+        primitive=ctx.name,
         params=eqn.params,
         operand_shapes=_shapes(eqn.invars),
         operand_dtypes=_dtypes(eqn.invars),
         result_shapes=_shapes(eqn.outvars),
         result_dtypes=_dtypes(eqn.outvars),
-        literals=tuple(state.known_value for state in given),
-        scope="/".join(scope),
-        compute_dtype=compute_dtype,
+        literals=tuple(state.known_value for state in ctx.given),
+        scope="/".join(ctx.region.names),
+        compute_dtype=ctx.compute_dtype,
         function=function_name(called(eqn)) if is_call(eqn) else "",
         exponent=exponent(eqn),
         free_dimensions=free_dimensions(eqn),

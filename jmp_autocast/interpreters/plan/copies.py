@@ -109,14 +109,10 @@ class Products(Protocol):
 
 
 _PRODUCTS: list[Callable[[Policy], Products | None]] = []
-
-
-def plans_products(extension: Callable[[Policy], Products | None]) -> None:
-    """Registers an extension: a function from a policy to `Products`, None if it is not used."""
-    _PRODUCTS.append(extension)
+plans_products = _PRODUCTS.append
+"""Registers an extension: a function from a policy to `Products`, None if it is not used."""
 
 
 def products_of(policy: Policy) -> Products | None:
     """Returns the planner of products under a policy, None if all are in the compute dtype."""
-    found = (extension(policy) for extension in _PRODUCTS)
-    return next((products for products in found if products is not None), None)
+    return next(filter(None, (extension(policy) for extension in _PRODUCTS)), None)

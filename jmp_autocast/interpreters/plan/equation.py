@@ -198,8 +198,7 @@ DECISIONS: tuple[Link, ...] = (
 
 def _decided(rule: Any, ctx: Context) -> Decision:
     """Returns the decision of a rule that is a function."""
-    view = view_of(ctx.eqn, ctx.given, ctx.region.names, ctx.compute_dtype)
-    decision = apply_rule(rule, view)
+    decision = apply_rule(rule, view_of(ctx))
     if decision.policy is not None:
         check_obeyed(ctx.name, decision.policy)
     return decision

@@ -6,7 +6,6 @@ propagate such a provenance, or any other fact about inputs, through a jaxpr and
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -17,7 +16,6 @@ from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, body_of
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import Body, bodies, isolates
 from ..primitives.traits import having
-from .avals import is_16_bit
 from .data import Bind, EquationPlan, Keep, Move, Plan
 
 V = TypeVar("V")
@@ -101,8 +99,7 @@ def leaving(body: Body, outputs: Sequence[V | None], made: V, count: int) -> lis
     return found
 
 
-@dataclasses.dataclass(frozen=True)
-class Copied:
+class Copied(NamedTuple):
     """A read of a source through an encoded copy, such as 8-bit values.
 
     Args:
@@ -138,15 +135,14 @@ def read_dtypes(plan: Plan) -> list[set[Read]]:
         For each input, the dtypes, and `Copied` for an encoding; empty for an unused input.
     """
     reads: list[set[Read]] = [set() for _ in plan.inputs]
-    for roots in _follow(plan, [frozenset((Root(i),)) for i in range(len(reads))], reads):
-        _read(roots, FLOAT32, reads)
+    outputs = _follow(plan, [frozenset((Root(i),)) for i in range(len(reads))], reads)
+    _read(outputs, [FLOAT32] * len(outputs), reads)
     return reads
 
 
 def reads_low(plan: Plan) -> list[bool]:
     """Returns whether a jaxpr reads each input in 16 bits only, also after moves."""
-    pairs = [[isinstance(r, np.dtype) and is_16_bit(r) for r in some] for some in read_dtypes(plan)]
-    return [bool(some) and all(some) for some in pairs]
+    return [bool(reads) and reads.issubset(COMPUTE_DTYPES) for reads in read_dtypes(plan)]
 
 
 def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list[Roots]:
@@ -163,31 +159,31 @@ def _follow(plan: Plan, inputs: Sequence[Roots], reads: list[set[Read]]) -> list
         elif equation.inner:
             results = _inside(eqn, equation, given, reads)
         else:
-            for k, roots in enumerate(given):
-                _read(roots, _way(eqn, equation, k), reads)
-        return _cast(results, equation.casts or [None] * count, reads)
+            _read(given, _ways(eqn, equation), reads)
+        return _read(results, equation.casts or [None] * count, reads)
 
-    return _cast(follow(plan.jaxpr, inputs, _NONE, step), plan.output_dtypes, reads)
+    return _read(follow(plan.jaxpr, inputs, _NONE, step), plan.output_dtypes, reads)
 
 
 def _moved(given: Sequence[Roots], is_all: bool) -> Roots:
     return frozenset(root.moved(is_all) for roots in given for root in roots)
 
 
-def _read(roots: Roots, dtype: np.dtype | None, reads: list[set[Read]]) -> None:
-    """Records one read of a value, in ``dtype`` or, if it is None, through an encoded copy."""
-    for root in roots:
-        reads[root.input].add(Copied(root.slices) if dtype is None else dtype)
-
-
-def _cast(
-    values: Sequence[Roots], casts: Sequence[np.dtype | None], reads: list[set[Read]]
+def _read(
+    values: Sequence[Roots], ways: Sequence[Read | None], reads: list[set[Read]]
 ) -> list[Roots]:
-    """Records casts of values as reads, and returns the inputs that the values hold after them."""
-    for roots, dtype in zip(values, casts, strict=True):
-        if dtype is not None:
-            _read(roots, dtype, reads)
-    return [_NONE if dtype else roots for roots, dtype in zip(values, casts, strict=True)]
+    """Records how values are read, and returns the inputs that the unread values hold.
+
+    Args:
+        values: The inputs that each value holds.
+        ways: How each value is read; None if it is not, and a `Copied` for any encoding.
+        reads: How each input is read so far.
+    """
+    for roots, way in zip(values, ways, strict=True):
+        if way is not None:
+            for root in roots:
+                reads[root.input].add(Copied(root.slices) if isinstance(way, Copied) else way)
+    return [roots if way is None else _NONE for roots, way in zip(values, ways, strict=True)]
 
 
 def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool:
@@ -202,29 +198,29 @@ def _hands_on(eqn: JaxprEqn, plan: EquationPlan, given: Sequence[Roots]) -> bool
     return as_it_is and eqn.primitive.name in _ELEMENTS and isinstance(plan.action, Bind | Keep)
 
 
-def _way(eqn: JaxprEqn, plan: EquationPlan, k: int) -> np.dtype | None:
-    """Returns the dtype in which an equation reads an operand, None for an encoding."""
+def _ways(eqn: JaxprEqn, plan: EquationPlan) -> list[Read | None]:
+    """Returns how an equation without bodies reads each operand."""
     if plan.copies:
         # An operand that is not read through a copy counts as read in float32. So does an
         # activation, even if the equation encodes it.
-        return None if any(k == i for i, _ in plan.copies) else FLOAT32
+        copied = dict(plan.copies)
+        return [Copied() if k in copied else FLOAT32 for k in range(len(plan.operands))]
     # An operand that the plan does not cast is read in float32, unless the program rounds it.
     target = cast_dtype(eqn)
-    return plan.operands[k] or (target if target in COMPUTE_DTYPES else FLOAT32)
+    return [dtype or (target if target in COMPUTE_DTYPES else FLOAT32) for dtype in plan.operands]
 
 
 def _inside(
     eqn: JaxprEqn, plan: EquationPlan, given: list[Roots], reads: list[set[Read]]
 ) -> list[Roots]:
     """Records the reads of inputs in an equation's bodies; returns the inputs its results hold."""
-    given = _cast(given, plan.operands, reads)
+    given = _read(given, plan.operands, reads)
     results = [_NONE] * len(eqn.outvars)
     for body, inner in zip(bodies(eqn), plan.inner, strict=True):
-        for i in body.carried:
-            # The initial value of a carry counts as read in float32, because the carry is another
-            # value in the next iteration.
-            _read(given[body.operands[i]], FLOAT32, reads)
-        inside = entering(body, given, _NONE)
+        # The initial value of a carry counts as read in float32, because the carry is another value
+        # in the next iteration.
+        carried = [FLOAT32 if i in body.carried else None for i in range(len(body.operands))]
+        inside = _read([given[k] for k in body.operands], carried, reads)
         for i in range(body.takes_copies_at, len(inside)):
             inside[i] = frozenset(root.sliced() for root in inside[i])
         if isolates(eqn):  # each shard has an encoding of its own

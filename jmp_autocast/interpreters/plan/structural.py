@@ -140,7 +140,7 @@ def _emission(ctx: Context) -> EquationPlan | None:
     rule, _ = known_rule(ctx.name, ctx.region.rule)
     if isinstance(rule, CastPolicy):  # the user has no rule for the primitive
         return None
-    decided = rule(view_of(ctx.eqn, ctx.given, ctx.region.names, compute_dtype))
+    decided = rule(view_of(ctx))
     if decided is None:
         return None
     if isinstance(decided, Decision) and decided.emit is not None:
@@ -230,15 +230,15 @@ def read_low(
     # keeps its float32 gradient.
     dtype, eqns = ctx.region.compute_dtype, zip(inner.jaxpr.eqns, inner.equations, strict=True)
     moved = {id(eqn.invars[0]) for eqn, plan in eqns if isinstance(plan.action, Move)}
-    found = zip(ctx.given, inner.jaxpr.invars, read_dtypes(inner), strict=True)
-    return [
-        dtype
-        if s.source in sources
+    may_be = [
+        s.source in sources
+        and s.known_value is None
+        and s.dtype == FLOAT32
         and (s.source is None or id(v) not in moved)
-        and (s.known_value, s.dtype, reads) == (None, FLOAT32, {dtype})
-        else None
-        for s, v, reads in found
+        for s, v in zip(ctx.given, inner.jaxpr.invars, strict=True)
     ]
+    reads = read_dtypes(inner) if any(may_be) else may_be
+    return [dtype if m and r == {dtype} else None for m, r in zip(may_be, reads, strict=True)]
 
 
 def read_full(ctx: Context, memo: Memo) -> list[np.dtype | None]:
@@ -323,7 +323,7 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
     # Control operands (a branch index, a flag) are consumed by the equation itself, in declared
     # dtypes.
     inside = {i for body in held for i in body.operands}
-    declared = as_declared(ctx.eqn.invars, given)
+    declared = as_declared(ctx)
     operands = tuple(None if i in inside else d for i, d in enumerate(declared))
     unchanged = all(plan.identity for plan in inner) and not any(operands)
     results = []
@@ -346,7 +346,7 @@ def _made(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[ValueStat
 @plans("optimization_barrier")
 def _operand_by_operand(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans a barrier: after it a source is still a source, without a vote of its own."""
-    action = BIND if any(as_declared(ctx.eqn.invars, ctx.given)) else KEEP
+    action = BIND if any(as_declared(ctx)) else KEEP
     # JAX 0.12 returns no refs: consumers after the barrier read the ref that was the operand.
     results, returned = ctx.given, ctx.eqn.outvars
     if len(returned) < len(results):

@@ -22,16 +22,16 @@ from ..primitives.clamped_cast import clamped
 from ..primitives.traits import having
 from .avals import is_16_bit, is_as_large
 from .basic_plans import rounded_once
-from .constant_range import BOUND, NEAR
 from .data import Context, EquationPlan, Inside, Reason, ReasonCode, Source, ValueState
 from .marks import is_stream
 from .needs import HARMED, Need
 
-_CHOOSES = having("chooses")
-_CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of the operands
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
+# A number up to this may be added in 16 bits: the sum is rounded like any value of its size. Layers
+# add 3 (hard_swish); with 10, the error of a 16-bit sum was 2.5 to 4 times that of float32.
+_NEAR = 4.0
 # A summand of order one keeps no digit beside a literal of this size, even in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
@@ -50,8 +50,8 @@ def voters(ctx: Context) -> list[int]:
     * The rounding of a summand costs 2**-9 of the summand, which may be all of the result, as in
       ``position + offset`` or in ``weight - rate * gradient``. A source votes unless
       `_summand_votes` finds an exception.
-    * A maximum returns an operand, and a comparison returns a bool. Data votes in both, and a
-      parameter or constant votes in a comparison.
+    * The rounding of an operand of a maximum or a comparison costs as much as that of the computed
+      operand. Data votes in a comparison, and in a maximum as for a factor.
 
     Args:
         ctx: The equation.
@@ -62,31 +62,26 @@ def voters(ctx: Context) -> list[int]:
     computed = [i for i in ctx.floats if ctx.given[i].source is None]
     if ctx.policy.data_abstains:
         return computed
-    # A function of sources alone is a source itself, and no source votes in it.
-    votes = (vote for names, vote in _CLASSES if computed and ctx.name in names)
-    vote = next(votes, _factor_votes)
-    return [i for i in ctx.floats if ctx.given[i].source is None or vote(ctx, i)]
+    return [i for i in ctx.floats if i in computed or _votes(ctx, i, bool(computed))]
 
 
-def _factor_votes(ctx: Context, i: int) -> bool:
-    if ctx.given[i].source is not Source.DATA:
+def _votes(ctx: Context, i: int, beside: bool) -> bool:
+    """Whether a source votes; ``beside`` a computed value, or in a function of sources alone."""
+    state, is_data = ctx.given[i], ctx.given[i].source is Source.DATA
+    if is_harmless(state):
         return False
-    if ctx.name not in _COMBINES:
-        # `select_n` and `concatenate` do not broadcast: no operand is a small row.
-        return True
-    others = [*ctx.eqn.outvars, *(ctx.eqn.invars[k] for k in ctx.floats)]
-    return all(is_as_large(ctx.eqn.invars[i], v) for v in others)
+    if beside and ctx.name in _SHIFTS:
+        # Data votes, as it may be much larger than the other operand: `position + offset`.
+        return is_data or _summand_votes(ctx, i)
+    # `select_n` and `concatenate` do not broadcast: no operand is a small row.
+    if not is_data or ctx.name not in _COMBINES:
+        return is_data
+    return all(is_as_large(ctx.eqn.invars[i], v) for v in (*ctx.eqn.outvars, *ctx.eqn.invars))
 
 
 def _summand_votes(ctx: Context, i: int) -> bool:
-    """Whether a source votes on a sum: it does, unless it is a bias or its elements are small."""
-    state = ctx.given[i]
-    if is_harmless(state):
-        return False
-    # Data votes, as it may be much larger than the other operand: `position + offset`.
-    if state.source is Source.DATA:
-        return True
-    fresh = min((ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None), default=0)
+    """Whether a parameter or constant votes on a sum: it does, unless it is a bias."""
+    fresh = min([ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None])
     # A difference from a value that no product computes needs digits, such as `x - mean` of an
     # input.
     if ctx.name not in _SUMS and fresh == 0:
@@ -94,29 +89,17 @@ def _summand_votes(ctx: Context, i: int) -> bool:
     if ctx.marks[i].spread or not is_as_large(ctx.eqn.invars[i], ctx.eqn.outvars[0]):
         # A row of parameters (`h @ w + b`) has no vote, and a row of constants has none beside a
         # product.
-        return state.source is not Source.PARAM and fresh == 0
+        return ctx.given[i].source is not Source.PARAM and fresh == 0
     # In `h @ w + b` for a single example, a bias has the size of the product, and has no vote. In
     # `addmm` and `w + a @ b` a matrix is added, and votes: float32 costs one fused temporary there,
     # and 16 bits would round the weight.
     return aval_of(ctx.eqn.outvars[0]).ndim != 1 or fresh < 2
 
 
-def _choice_votes(ctx: Context, i: int) -> bool:
-    if is_harmless(ctx.given[i]):
-        return False
-    # A parameter votes in a comparison, but not in a clip, which is as exact as its bounds.
-    return ctx.given[i].source is Source.DATA or ctx.name not in _CLIPS
-
-
-_CLASSES = ((_SHIFTS, _summand_votes), (_CHOOSES, _choice_votes))
-"""Functions that return whether a source votes, by primitive; `_factor_votes` for all others."""
-
-
 def is_harmless(state: ValueState) -> bool:
     """Returns whether a source has one known value, `may_be_rounded`, or is within [-1, 1]."""
-    if state.known_value is not None or state.may_be_rounded:
-        return True
-    return state.const_range is not None and state.const_range.found.is_within_one
+    is_small = state.const_range is not None and state.const_range.found.is_within_one
+    return state.known_value is not None or state.may_be_rounded or is_small
 
 
 def starts_stream(ctx: Context) -> bool:
@@ -128,9 +111,8 @@ def starts_stream(ctx: Context) -> bool:
     Args:
         ctx: The equation, whose operands are all sources.
     """
-    operands = [ctx.given[i] for i in ctx.floats]
-    others = [state.source for state in operands if not state.is_looked_up]
-    return ctx.name in _STARTS and len(others) < len(operands) and Source.DATA not in others
+    others = [ctx.given[i].source for i in ctx.floats if not ctx.given[i].is_looked_up]
+    return ctx.name in _STARTS and len(others) < len(ctx.floats) and Source.DATA not in others
 
 
 @functools.lru_cache(4096)
@@ -182,34 +164,19 @@ def literal_guard(
 
 
 def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
-    """Returns the reason why a literal takes the digits of a 16-bit operand, None without one.
+    """Returns the reason why a literal takes the digits of a 16-bit summand, None without one.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
-    and ``(x + 1000) - 1000`` has lost ``x``. A choice returns the literal: 10,000 is 9,984 in
-    bfloat16, and its difference to 10,000 is -16 and not 0.
+    and ``(x + 1000) - 1000`` has lost ``x``.
 
     Args:
         ctx: The equation.
         compute_dtype: float16 or bfloat16.
     """
-    chooses = ctx.name in _CLIPS or ctx.name == "select_n"
-    for i in ctx.floats:
-        value, const_range = ctx.given[i].known_value, ctx.given[i].const_range
-        if value is None:
-            takes = (
-                chooses and const_range is not None and compute_dtype in const_range.found.rounds
-            )
-        elif ctx.name in _SHIFTS:
-            takes = NEAR < abs(value) < _BEYOND_FLOAT32
-        else:
-            # A negative number in `select_n` is taken for a mask, which may be rounded. In a clip,
-            # a negative number is a bound, which may not be rounded.
-            lowest = NEAR if ctx.name == "select_n" else -BOUND
-            is_bound = chooses and abs(value) > NEAR and lowest <= value <= BOUND
-            takes = is_bound and float(clamped(value, compute_dtype)) != value
-        if takes:
-            what = f"operand {i}" if value is None else f"{value:g}"
-            cause = f"{what} takes digits of what it meets in {compute_dtype.name}"
+    for i in ctx.floats if ctx.name in _SHIFTS else ():
+        value = ctx.given[i].known_value
+        if value is not None and _NEAR < abs(value) < _BEYOND_FLOAT32:
+            cause = f"{value:g} takes digits of what it meets in {compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
 
@@ -226,21 +193,18 @@ def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
         plan: Its plan so far.
     """
     # At level "tensor_cores" only contractions round.
-    if ctx.region.compute_dtype is None or ctx.policy.level == "tensor_cores":
-        return plan
-    if isinstance(plan.action, Inside) or not _was_rounded(ctx, plan):
+    is_lowered = ctx.region.compute_dtype is not None and ctx.policy.level != "tensor_cores"
+    if not is_lowered or isinstance(plan.action, Inside) or not _was_rounded(ctx, plan):
         return plan
     if not (ctx.policy.data_abstains or _promotes_computed(ctx, plan)):
         return plan
     read_low = bool(ctx.need & Need.LEADS) and not ctx.need & HARMED
-    is_summed = is_stream(ctx.eqn, ctx.marks, ctx.policy.data_abstains) and all(
-        [state.is_computed for state in ctx.given]
-    )
+    sums = is_stream(ctx.eqn, ctx.marks, ctx.policy.data_abstains)
+    is_summed = sums and all([state.is_computed for state in ctx.given])
     if read_low and is_summed and plan.reason.code is ReasonCode.PROMOTE_FULL:
         return rounded_once(plan, ctx.compute_dtype, _SUM)
-    return dataclasses.replace(
-        plan, results=(dataclasses.replace(plan.results[0], was_rounded=True),)
-    )
+    marked = dataclasses.replace(plan.results[0], was_rounded=True)
+    return dataclasses.replace(plan, results=(marked,))
 
 
 def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
@@ -250,22 +214,20 @@ def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
     (``h + 10000``), or if a position or another source votes: such a result has digits that 16 bits
     lack. At level "compute", `rounded_stream` skips this check, as with ``dtype=`` by hand.
     """
-    if plan.reason.code is not ReasonCode.PROMOTE_FULL:
-        return False
-    if any(ctx.given[i].source is not None for i in voters(ctx)):
-        return False
-    return far_literal(ctx, ctx.compute_dtype) is None
+    computed = all(ctx.given[i].source is None for i in voters(ctx))
+    is_promoted = plan.reason.code is ReasonCode.PROMOTE_FULL and computed
+    return is_promoted and far_literal(ctx, ctx.compute_dtype) is None
 
 
 def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:
     """Whether the result is float32, and each computed operand of its size was 16-bit before."""
-    if len(plan.results) != 1 or plan.results[0].dtype != FLOAT32:
-        return False
+    is_full = [state.dtype for state in plan.results] == [FLOAT32]
+    found = [s for s in _of_full_size(ctx) if s.is_computed] if is_full else []
+    return bool(found) and all(s.was_rounded or is_16_bit(s.dtype) for s in found)
+
+
+def _of_full_size(ctx: Context) -> list[ValueState]:
+    """Returns the states of the operands that have the shape of the result."""
     shape = aval_of(ctx.eqn.outvars[0]).shape
     pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
-    found = [
-        s.was_rounded or is_16_bit(s.dtype)
-        for v, s in pairs
-        if s.is_computed and aval_of(v).shape == shape
-    ]
-    return bool(found) and all(found)
+    return [state for v, state in pairs if aval_of(v).shape == shape]
