@@ -49,12 +49,12 @@ _KEEPS_WHOLE = having("affine") | having("rounds") | having("chooses") | _ADDS_U
 _KEEPS_WHOLE |= {"square", "integer_pow", "pow", "exp2", "cumsum"}
 _KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
 _LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
-_LIMITED = having("saturates") | having("turns") | {"sqrt"}
+_SATURATES = having("saturates")
 _OF_FULL_SIZE = ("summed", "factors", "convolved", "scaled", "exponential")
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
     """
-    convolved spread given fresh largest whole saturated fixed averaged
+    convolved spread given fresh largest whole crowded fixed averaged
     """.split()
 )
 
@@ -77,9 +77,8 @@ class Marks(NamedTuple):
             product; since then only moved.
         squares: 2 for a sum of squares, even if scaled or summed with other values; 1 for its root.
         sums_powers: A contraction of values with `power`; since then only moved and scaled.
-        crosses: A product of two contractions, or the square of one.
-        added_up: A sum of the elements of an array; since then only moved and scaled.
-        of_sums: A product of two sums or averages; since then only scaled.
+        crosses: 2 for a product of two averages, 1 for a product of two contractions or the square
+            of one; since then only moved and scaled.
         counted: Positions: an `iota`, or the cumulative sum of one repeated value; since then only
             moved, scaled and shifted.
         gram: 2 for the contraction of an array with itself; since then only scaled, negated and
@@ -91,16 +90,16 @@ class Marks(NamedTuple):
             `exp(11.1)` on.
         largest: The maximum of a row; since then only moved, chosen or added to. A value less its
             row's maximum is at most 0.
-        same: A number for an input of a body: inputs with one number hold the elements of one
-            array. 0 without such an alias.
-        images: For an input of a body: pairs of an array's number and an `images.Made`, for the
-            arrays of which this input is an image.
+        images: For an input of a body: the numbers of the arrays of which it is an image, each with
+            how it is computed from the array (`images`).
         whole: Numbers without a fraction, cast from integers or rounded to them; since then only
             moved, chosen, added up and multiplied with others with this mark.
-        saturated: A wave, a root or a function with limits, such as a sigmoid; since then only
-            moved, chosen, scaled by given values and shifted.
+        crowded: 2 for the result of a function with limits, such as a sigmoid, 1 for that of a wave
+            or a root, whose results are near each other where its operands are not; since then
+            only moved, chosen, scaled by given values and shifted.
         fixed: The value depends on no input.
-        averaged: 2 for a contraction with a fixed operand, 1 for any other; since then only scaled.
+        averaged: 2 for a sum of elements or a contraction with a fixed operand, 1 for any other
+            contraction; since then only moved and scaled.
     """
 
     summed: bool = False
@@ -113,18 +112,15 @@ class Marks(NamedTuple):
     power: int = 0
     squares: int = 0
     sums_powers: bool = False
-    crosses: bool = False
-    added_up: bool = False
-    of_sums: bool = False
+    crosses: int = 0
     counted: bool = False
     gram: int = 0
     bound: int = 0
     exponential: bool = False
     largest: bool = False
-    same: int = 0
-    images: tuple[tuple[int, Any], ...] = ()
+    images: tuple[tuple[int, int], ...] = ()
     whole: bool = False
-    saturated: bool = False
+    crowded: int = 0
     fixed: bool = False
     averaged: int = 0
 
@@ -224,10 +220,16 @@ class Operands(NamedTuple):
             return self.marks[:1]
         return self.marks if self.name in _JOINS or any([m.given for m in self.marks]) else ()
 
+    @property
+    def cases(self) -> range:
+        """The positions of all operands but the predicate of a select."""
+        return range(self.name == "select_n", len(self.marks))
+
     def bound(self, i: int) -> int:
         """Returns the bound of an operand; that of a literal is its sign."""
-        v = self.eqn.invars[i]
-        return sign_of(v) if isinstance(v, Literal) else self.marks[i].bound
+        v, bound = self.eqn.invars[i], self.marks[i].bound
+        # A scalar without a bound is taken to be positive, as most scales are.
+        return sign_of(v) if isinstance(v, Literal) else bound or int(at_least(1, element_count(v)))
 
 
 def sign_of(literal: Literal) -> int:
@@ -268,9 +270,15 @@ def _scaled_by_given(it: Operands, mark: str) -> int:
     return _most(it, mark) if any([m.given for m in it.marks]) else 0
 
 
-def _of_cases(it: Operands, mark: str) -> bool:
+def _least_computed(it: Operands, mark: str) -> int:
+    # In `where(eye, gram, 0)` the number 0 has no mark, and the result has that of `gram`.
+    return min([getattr(it.marks[i], mark) for i in it.cases if not it.marks[i].given], default=0)
+
+
+def _all_cases(it: Operands, mark: str) -> bool:
     # All cases need the mark: in `where(x > 0, x, exp(x) - 1)` the condition bounds the `exp`.
-    return _all_large(it._replace(large=[i for i in it.large if i]), mark)
+    large = [it.marks[i] for i in it.cases if i in it.large]
+    return bool(large) and all([getattr(m, mark) for m in large])
 
 
 # --- chains -------------------------------------------------------------------------------------
@@ -322,23 +330,10 @@ def _squares(it: Operands, mark: str) -> int:
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 
-def _crosses(it: Operands, mark: str) -> bool:
-    is_cross = _power(it) and all([m.fresh or m.averaged for m in it.marks])
-    return bool(is_cross) or bool(_scaled(it, mark))
-
-
-def _of_sums(it: Operands, mark: str) -> bool:
-    is_product = it.name == "mul" and all([m.added_up or m.averaged == 2 for m in it.marks])
-    return is_product or bool(_scaled_by_given(it, mark))
-
-
-def _gram_of_summands(it: Operands, mark: str) -> int:
-    return min([m.gram for m in it.marks if not m.given], default=0)
-
-
-def _gram_of_cases(it: Operands, mark: str) -> int:
-    # In `where(eye, gram, 0)` the number 0 has no mark, and the result has that of `gram`.
-    return max([it.marks[i].gram for i in it.large], default=0)
+def _crosses(it: Operands, mark: str) -> int:
+    least = min([m.averaged or bool(m.fresh) for m in it.marks])
+    is_cross = _power(it) or (it.name == "mul" and least == 2)
+    return max(least if is_cross else 0, _scaled(it, mark))
 
 
 # --- positions and whole numbers ----------------------------------------------------------------
@@ -365,24 +360,14 @@ def _true(it: Operands) -> int:
     return 1
 
 
-def _common(bounds: Iterable[int]) -> int:
-    found = set(bounds)
-    return found.pop() if len(found) == 1 else 0
-
-
 def _negated(it: Operands) -> int:
-    # A scalar without a bound is taken to be positive, as most scales are.
-    return -(it.bound(0) or int(at_least(1, element_count(it.eqn.invars[0]))))
+    return -it.bound(0)
 
 
-def _ended_at(side: int) -> Callable[[Operands], int]:
-    def rule(it: Operands) -> int:
-        # A `max` (side 1) or a `min` (side -1) with a number, or with an operand that has this
-        # bound, has the bound as well.
-        ends = len(it.large) < len(it.marks) or side in map(it.bound, range(len(it.marks)))
-        return side if ends else 0
-
-    return rule
+def _ended(it: Operands) -> int:
+    # A `max` or a `min` with a number, or with an operand that has this bound, has the bound.
+    side = 1 if it.name == "max" else -1
+    return side if len(it.large) < len(it.marks) or side in map(it.bound, it.cases) else 0
 
 
 def _multiplied(it: Operands) -> int:
@@ -393,17 +378,14 @@ def _multiplied(it: Operands) -> int:
     return x * y
 
 
-def _subtracted(it: Operands) -> int:
+def _common(it: Operands) -> int:
     # A value less the largest of its row is at most 0. A subtracted bias or mean bounds nothing.
-    if it.marks[1].largest:
+    if it.name == "sub" and it.marks[1].largest:
         return -1
-    return _common([-it.bound(i) if i else it.bound(i) for i in it.large])
-
-
-def _chosen(it: Operands) -> int:
-    # Only full-size cases decide the bound: the number that a mask inserts does not.
-    large = [i for i in it.large if i]
-    return _common(map(it.bound, large or range(1, len(it.marks))))
+    # Only full-size operands decide the bound: a number that a mask inserts does not.
+    large = [i for i in it.cases if i in it.large] or it.cases
+    bounds = {-it.bound(i) if i and it.name == "sub" else it.bound(i) for i in large}
+    return bounds.pop() if len(bounds) == 1 else 0
 
 
 def _unbounded(it: Operands) -> bool:
@@ -422,13 +404,6 @@ def _masked_or_scaled(it: Operands, mark: str) -> bool:
 
 def _by_given(it: Operands, mark: str) -> bool:
     return it.marks[0].exponential and bool(it.marks[1].given)
-
-
-def _largest_of_cases(it: Operands, mark: str) -> bool:
-    # In `where(isfinite(m), m, 0)` the number 0 has no mark, and the result has that of `m`.
-    cases = it.marks[1:]
-    of_each = [m.largest or m.given == NUMBER.given for m in cases]
-    return all(of_each) and any([m.largest for m in cases])
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -465,33 +440,25 @@ ROWS = (
     Row("sums_powers", through=_SCALES | _JOINS, joins=_scaled),
     Row("averaged", through=_SCALES | _JOINS, joins=_scaled),
     Row("crosses", through=_SCALES | {"square", "integer_pow"}, joins=_crosses),
-    Row("added_up", through=_SCALES, joins=_scaled_by_given),
-    Row("of_sums", through=_SCALES, joins=_of_sums),
-    Row("gram", through=_SCALES, joins=_scaled_by_given),
-    Row("gram", through=_SUMS | {"neg"}, joins=_gram_of_summands),
-    Row("gram", through=("select_n",), joins=_gram_of_cases),
+    Row("gram", through=_SCALES | _SUMS | {"neg", "select_n"}, joins=_least_computed),
     Row("counted", through=_KEEPS_COUNT, joins=_counted),
     Row("whole", _SNAPS),
     Row("whole", _KEEPS_WHOLE - _SNAPS - {"div"}, _whole),
-    Row("saturated", _LIMITED),
-    Row("saturated", through=_SCALES, joins=_scaled_by_given),
-    Row("saturated", through=having("shifts") | having("fuses") - REARRANGES),
+    Row("crowded", _SATURATES | having("turns") | {"sqrt"}, lambda it: 1 + (it.name in _SATURATES)),
+    Row("crowded", through=_SCALES, joins=_scaled_by_given),
+    Row("crowded", through=having("shifts") | having("fuses") - REARRANGES),
     Row("largest", _LARGEST),
     Row("largest", through=("max", "add")),
-    Row("largest", through=("select_n",), joins=_largest_of_cases),
+    Row("largest", through=("select_n",), joins=_least_computed),
     Row("bound", (*_EXP, "abs", "sqrt", "square")),
     Row("bound", ("integer_pow",), lambda it: int(exponent(it.eqn) == 2)),
     Row("bound", ("neg",), _negated),
-    Row("bound", ("max",), _ended_at(1)),
-    Row("bound", ("min", "clamp"), _ended_at(-1)),
+    Row("bound", ("max", "min", "clamp"), _ended),
     Row("bound", ("mul", "div"), _multiplied),
-    Row("bound", having("sums"), lambda it: _common(map(it.bound, it.large))),
-    Row("bound", ("sub",), _subtracted),
-    Row("bound", ("select_n",), _chosen),
+    Row("bound", _SUMS | {"select_n"}, _common),
     Row("exponential", _EXP, _unbounded),
     Row("exponential", through=_JOINS),
-    Row("exponential", through=having("shifts") | {"neg"}, joins=_all_large),
-    Row("exponential", through=("select_n",), joins=_of_cases),
+    Row("exponential", through=having("shifts") | {"neg", "select_n"}, joins=_all_cases),
     Row("exponential", through=("mul",), joins=_masked_or_scaled),
     Row("exponential", through=("div",), joins=_by_given),
 )
@@ -544,7 +511,7 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
     if name == "cumsum":
         return COUNTED if m.spread or m.counted else Marks(whole=m.whole)
     if name in _ADDS_UP:
-        found = Marks(squares=2) if m.power == 2 else Marks(added_up=True)
+        found = Marks(squares=2) if m.power == 2 else Marks(averaged=2)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
         # The pick may take each repeated element once: its result counts as not broadcast.

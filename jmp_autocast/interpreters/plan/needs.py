@@ -25,8 +25,8 @@ from ..primitives.reading import (
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
 from .avals import at_least
-from .images import Images, cancelled, facts_of, multiplies_complement
-from .mark_sweep import Memo, inputs_of
+from .images import Images, cancelled, holds_one_array, is_returned, multiplies_complement
+from .mark_sweep import Memo, inputs_of, marks_of
 from .marks import MOST_FACTORS, Marks, adds
 
 
@@ -113,15 +113,13 @@ class NeedContext(NamedTuple):
         marks: The marks of its operands.
         need: The needs of its results.
         producers: The equation that computes each variable.
-        moved: As for `images.Facts`.
-        images: As for `images.Facts`.
+        images: As for `mark_sweep.AllMarks`.
     """
 
     eqn: JaxprEqn
     marks: Sequence[Marks]
     need: Need
     producers: Mapping[Var, JaxprEqn]
-    moved: Mapping[Any, Atom]
     images: Images
 
 
@@ -164,7 +162,7 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
             return [*ctx.eqn.invars[:2], *ctx.eqn.outvars]
         if not ctx.need & Need.EXPANDED:
             return ()
-        if at_least(1, reduction_depth(ctx.eqn)) or _is_quadratic(ctx):
+        if at_least(1, reduction_depth(ctx.eqn)) or is_returned(ctx.eqn, ctx.images):
             return ctx.eqn.invars[:2]  # an outer product, `(a @ p) @ a` or `(x @ q) @ q.T`
         pairs = zip(ctx.eqn.invars[:2], ctx.marks, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
@@ -172,32 +170,14 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
     # products or over a batch.
     meets_squares = any([m.squares == 2 for m in ctx.marks])
     if name == "sub":
-        (b,) = more
-        meets_squares |= (a.sums_powers and b.crosses) or (b.sums_powers and a.crosses)
-        meets_squares |= bool((a.fresh and b.of_sums) or (b.fresh and a.of_sums))
+        pairs = (a, *more), (*more, a)
+        meets_squares |= any([x.sums_powers and y.crosses for x, y in pairs])
+        meets_squares |= any([x.fresh and y.crosses == 2 for x, y in pairs])
     # Squared distances use the diagonal of a Gram matrix: `d[:, None] + d - 2 * gram`.
     meets_squares |= len(ctx.marks) == 2 and {m.gram for m in ctx.marks} == {1, 2}
     if meets_squares:
         return ctx.eqn.invars
     return cancelled(ctx.eqn, ctx.marks, ctx.images) if name == "sub" else ()
-
-
-def _is_quadratic(ctx: NeedContext) -> bool:
-    """Whether a contraction has an operand in common with the one that computes the other."""
-    a, b = _origins(ctx, ctx.eqn)
-    producers = [
-        (ctx.producers.get(v), other) for v, other in ((a, b), (b, a)) if not isinstance(v, Literal)
-    ]
-    return any(
-        producer is not None
-        and producer.primitive.name in _CONTRACTS
-        and any(other is v for v in _origins(ctx, producer))
-        for producer, other in producers
-    )
-
-
-def _origins(ctx: NeedContext, eqn: JaxprEqn) -> list[Atom]:
-    return [v if isinstance(v, Literal) else ctx.moved.get(v, v) for v in eqn.invars[:2]]
 
 
 def _is_float32(ctx: NeedContext) -> bool:
@@ -218,8 +198,7 @@ def _decomposed(ctx: NeedContext) -> Sequence[Any]:
         return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
     # In `h @ h.T` the operands may be rounded: the result is still a Gram matrix. In `h @ p @ h.T`
     # they need their digits: if `h @ p` is rounded, the result is no covariance.
-    a, b = _origins(ctx, ctx.eqn)
-    return () if a is b else ctx.eqn.invars[:2]
+    return () if holds_one_array(ctx.eqn, ctx.images) else ctx.eqn.invars[:2]
 
 
 def _snapped(ctx: NeedContext) -> Sequence[Any]:
@@ -232,7 +211,7 @@ def _ranked(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name in _EXTREMES:
         # Near 1, many results of a tanh are equal in 16 bits. The gradient of their maximum, which
         # belongs to the largest one, would go to others as well.
-        return ctx.eqn.invars if ctx.marks[0].saturated else ()
+        return ctx.eqn.invars if ctx.marks[0].crowded == 2 else ()
     if ctx.eqn.primitive.name not in _COMPARES:
         return ctx.eqn.invars
     # A comparison with an input or a constant is a threshold: it ranks nothing.
@@ -247,7 +226,7 @@ def _subtracted(ctx: NeedContext) -> Sequence[Any]:
     producer = ctx.producers.get(taken)
     if producer is not None and producer.primitive.name == "tanh":
         return ()
-    is_sharp = taken is not None or any([m.saturated for m in ctx.marks])
+    is_sharp = taken is not None or any([m.crowded for m in ctx.marks])
     return ctx.eqn.invars if is_sharp else ()
 
 
@@ -397,7 +376,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         memo: A cache, whose owner keeps the jaxprs alive.
         inputs: The marks of its inputs.
     """
-    facts = facts_of(jaxpr, inputs, memo)
+    facts = marks_of(jaxpr, inputs, memo)
     key = "needs", id(facts), tuple(outputs)
     if (known := memo.get(key)) is not None:
         return known
@@ -418,7 +397,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            found = needs_in_bodies(eqn, of_each, memo, facts.given[i])
+            found = needs_in_bodies(eqn, of_each, memo, facts.operands[i])
             for k, need in reads_of(found).items():
                 add([eqn.invars[k]], need)
             continue
@@ -430,8 +409,7 @@ def needs_of(jaxpr: Jaxpr, outputs: Sequence[Need], memo: Memo, inputs: Sequence
         if passed := passed | _GIVEN.get(name, _OTHER):
             add(eqn.invars, passed)
         if rows := _REQUESTED.get(name):
-            marks = facts.marks.operands[i]
-            ctx = NeedContext(eqn, marks, of_results, producers, facts.moved, facts.images)
+            ctx = NeedContext(eqn, facts.operands[i], of_results, producers, facts.images)
             for row in rows:
                 add(row.operands(ctx), row.need)
     memo[key] = needs

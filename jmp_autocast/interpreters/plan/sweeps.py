@@ -16,7 +16,7 @@ from ..compat import Jaxpr, JaxprEqn, Literal, variables_in
 from ..primitives.structure import STRUCTURES
 from .consumers import Consumers
 from .data import Context, EquationPlan, Request, ValueState, literal_state
-from .images import facts_of
+from .mark_sweep import marks_of
 from .needs import NOTHING, Need, needs_of
 from .requests import find_requests
 from .structural import Plans
@@ -48,7 +48,7 @@ class Sweeps:
         self._output_requests = requests
         marks = [given[v].marks for v in jaxpr.invars]
         needed = [Need(request.needs) for request in requests]
-        self._facts = facts_of(jaxpr, marks, planner.memo)
+        self._facts = marks_of(jaxpr, marks, planner.memo)
         self._needs = needs_of(jaxpr, needed, planner.memo, marks)
         self._states = dict(given)
         # The last context of each equation; `_equations` holds its last plan.
@@ -128,9 +128,8 @@ class Sweeps:
             literal_state(v) if isinstance(v, Literal) else self._states[v] for v in eqn.invars
         ]
         requests, need = self._requests.get(i, ()), NOTHING
-        marks, kind = self._facts.marks.operands[i], self._facts.marks.kinds[i]
+        marks, kind = self._facts.operands[i], self._facts.kinds[i]
         if eqn.primitive.name in STRUCTURES:
-            marks = self._facts.given[i]
             # In the first sweep, the requests of a call say only which results lead to a product
             # (LEADS). The other results are float32 in its body from the start.
             of_each = [self._needs.get(v, NOTHING) & Need.LEADS for v in eqn.outvars]
