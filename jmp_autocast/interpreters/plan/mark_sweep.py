@@ -80,12 +80,12 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     for eqn in jaxpr.eqns:
         marks, kind = lookup(values, eqn.invars), None
         if eqn.primitive.name in STRUCTURES:
-            marks = with_images(eqn, marks, images)
+            marks, arrays = with_images(eqn, marks, images)
             values.update(zip(eqn.outvars, _of_structure(eqn, marks, memo), strict=True))
             if is_call(eqn):
                 body = body_of(called(eqn))
                 inner = marks_of(body, marks, memo).images
-                images.update(images_of_results(eqn, marks, body, inner, images))
+                images.update(images_of_results(eqn, arrays, body, inner, images))
         else:
             kind, of_results = _of_equal(eqn, marks, images, memo)
             values.update(dict.fromkeys(eqn.outvars, of_results))
@@ -160,15 +160,12 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         given: The marks of the operands of its equation.
         memo: As for `marks_of`.
     """
-    inputs = [given[i] for i in body.operands]
     # The condition of a loop has no `carries`: there the carried values get no marks.
-    for i in body.carried:
-        inputs[i] = inputs[i]._replace(summed=False, images=()) if body.carries else NONE
     if not body.carries:
-        return inputs
-    accumulated = accumulated_in(body, memo)
+        return [NONE if i in body.carried else given[k] for i, k in enumerate(body.operands)]
+    inputs, accumulated = [given[k] for k in body.operands], accumulated_in(body, memo)
     for i, k in body.carries:
-        inputs[i] = inputs[i]._replace(summed=k in accumulated)
+        inputs[i] = inputs[i]._replace(summed=k in accumulated, images=())
     found = _gone_round(body, inputs, memo)
     return _gone_round(body, _with_sums(body, found, memo), memo)
 

@@ -227,9 +227,12 @@ class Operands(NamedTuple):
 
     def bound(self, i: int) -> int:
         """Returns the bound of an operand; that of a literal is its sign."""
-        v, bound = self.eqn.invars[i], self.marks[i].bound
-        # A scalar without a bound is taken to be positive, as most scales are.
-        return sign_of(v) if isinstance(v, Literal) else bound or int(at_least(1, element_count(v)))
+        if isinstance(v := self.eqn.invars[i], Literal):
+            return sign_of(v)
+        # A scalar without a bound is taken to be positive, as most scales are, and so is a factor
+        # that is broadcast.
+        is_scale = self.name in _SCALES and i not in self.large
+        return self.marks[i].bound or int(is_scale or at_least(1, element_count(v)))
 
 
 def sign_of(literal: Literal) -> int:
@@ -284,10 +287,6 @@ def _all_cases(it: Operands, mark: str) -> bool:
 # --- chains -------------------------------------------------------------------------------------
 
 
-def _is_sum(it: Operands) -> bool:
-    return bool(adds(it.eqn, it.marks))
-
-
 def _factors(it: Operands) -> int:
     if it.eqn.invars[0] is it.eqn.invars[1]:  # a square is no chain of products
         return 0
@@ -302,10 +301,6 @@ def _scaled_last(it: Operands, mark: str) -> bool:
         return any(small)
     is_shifted = small and it.name in ("add", "sub")
     return not is_shifted and any([it.marks[i].scaled for i in it.large])
-
-
-def _fresh_scaled(it: Operands, mark: str) -> int:
-    return min(1, _scaled_by_given(it, mark))
 
 
 # --- squares ------------------------------------------------------------------------------------
@@ -360,22 +355,10 @@ def _true(it: Operands) -> int:
     return 1
 
 
-def _negated(it: Operands) -> int:
-    return -it.bound(0)
-
-
 def _ended(it: Operands) -> int:
     # A `max` or a `min` with a number, or with an operand that has this bound, has the bound.
     side = 1 if it.name == "max" else -1
     return side if len(it.large) < len(it.marks) or side in map(it.bound, it.cases) else 0
-
-
-def _multiplied(it: Operands) -> int:
-    a, b = it.eqn.invars
-    if a is b and it.name == "mul":
-        return 1
-    x, y = (it.bound(i) if i in it.large else it.bound(i) or 1 for i in (0, 1))
-    return x * y
 
 
 def _common(it: Operands) -> int:
@@ -383,13 +366,9 @@ def _common(it: Operands) -> int:
     if it.name == "sub" and it.marks[1].largest:
         return -1
     # Only full-size operands decide the bound: a number that a mask inserts does not.
-    large = [i for i in it.cases if i in it.large] or it.cases
+    large = [i for i in it.cases if i in it.large]
     bounds = {-it.bound(i) if i and it.name == "sub" else it.bound(i) for i in large}
     return bounds.pop() if len(bounds) == 1 else 0
-
-
-def _unbounded(it: Operands) -> bool:
-    return it.bound(0) >= 0
 
 
 def _masked_or_scaled(it: Operands, mark: str) -> bool:
@@ -428,13 +407,13 @@ class Row(NamedTuple):
 
 
 ROWS = (
-    Row("summed", _SUMS, _is_sum, _CHEAP),
+    Row("summed", _SUMS, lambda it: bool(adds(it.eqn, it.marks)), _CHEAP),
     Row("factors", ("mul",), _factors, _CHEAP - {"mul"}),
     Row("convolved", through=_OF_ELEMENTS, joins=_all_large),
     Row("scaled", through=_OF_ELEMENTS, joins=_scaled_last),
     Row("spread", through=_CHEAP, joins=_least),
     Row("fresh", through=having("shifts") | {"neg", "select_n", "concatenate"}),
-    Row("fresh", through=_SCALES, joins=_fresh_scaled),
+    Row("fresh", through=_SCALES, joins=lambda it, mark: min(1, _scaled_by_given(it, mark))),
     Row("power", ("square", "integer_pow", "mul"), _power, _JOINS),
     Row("squares", through=_CHEAP | {"sqrt"}, joins=_squares),
     Row("sums_powers", through=_SCALES | _JOINS, joins=_scaled),
@@ -450,13 +429,13 @@ ROWS = (
     Row("largest", _LARGEST),
     Row("largest", through=("max", "add")),
     Row("largest", through=("select_n",), joins=_least_computed),
-    Row("bound", (*_EXP, "abs", "sqrt", "square")),
-    Row("bound", ("integer_pow",), lambda it: int(exponent(it.eqn) == 2)),
-    Row("bound", ("neg",), _negated),
+    Row("bound", (*_EXP, "abs", "sqrt")),
+    Row("bound", ("neg",), lambda it: -it.bound(0)),
+    Row("bound", ("mul", "div"), lambda it: it.bound(0) * it.bound(1)),
+    Row("bound", ("square", "integer_pow", "mul"), lambda it: _power(it) // 2),
     Row("bound", ("max", "min", "clamp"), _ended),
-    Row("bound", ("mul", "div"), _multiplied),
     Row("bound", _SUMS | {"select_n"}, _common),
-    Row("exponential", _EXP, _unbounded),
+    Row("exponential", _EXP, lambda it: it.bound(0) >= 0),
     Row("exponential", through=_JOINS),
     Row("exponential", through=having("shifts") | {"neg", "select_n"}, joins=_all_cases),
     Row("exponential", through=("mul",), joins=_masked_or_scaled),

@@ -153,7 +153,7 @@ def cannot_pay(eqn: JaxprEqn) -> bool:
 
 
 def _expanded(ctx: NeedContext) -> Sequence[Any]:
-    name, (a, *more) = ctx.eqn.primitive.name, ctx.marks
+    name = ctx.eqn.primitive.name
     if name in _CONTRACTS:
         # If products are rounded, `mean(x * x)` no longer matches `mean(x)`. The same holds for an
         # average of averages, along another axis, and for `(a @ p) @ a`. `(I - K H) @ P` is a
@@ -170,9 +170,9 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
     # products or over a batch.
     meets_squares = any([m.squares == 2 for m in ctx.marks])
     if name == "sub":
-        pairs = (a, *more), (*more, a)
-        meets_squares |= any([x.sums_powers and y.crosses for x, y in pairs])
-        meets_squares |= any([x.fresh and y.crosses == 2 for x, y in pairs])
+        for a, b in (ctx.marks, ctx.marks[::-1]):
+            meets_squares |= a.sums_powers and b.crosses > 0
+            meets_squares |= a.fresh > 0 and b.crosses == 2
     # Squared distances use the diagonal of a Gram matrix: `d[:, None] + d - 2 * gram`.
     meets_squares |= len(ctx.marks) == 2 and {m.gram for m in ctx.marks} == {1, 2}
     if meets_squares:
