@@ -156,9 +156,8 @@ def with_images(
     """Returns the marks of the operands of an equation with bodies, with their `images`.
 
     They have none unless several operands have an array in common. In the body of a `jit` of
-    ``a @ b.T``, only
-    `images` shows that ``a`` and ``b`` are one array: without them, distances from a Gram matrix
-    were 20 % off in bfloat16, and 0.6 % when written inline.
+    ``a @ b.T``, only `images` shows that ``a`` and ``b`` are one array: without them, distances
+    from a Gram matrix were 20 % off in bfloat16, and 0.6 % when written inline.
 
     Args:
         eqn: The equation.

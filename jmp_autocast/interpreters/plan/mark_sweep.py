@@ -166,8 +166,7 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
     inputs, accumulated = [given[k] for k in body.operands], accumulated_in(body, memo)
     for i, k in body.carries:
         inputs[i] = inputs[i]._replace(summed=k in accumulated, images=())
-    found = _gone_round(body, inputs, memo)
-    return _gone_round(body, _with_sums(body, found, memo), memo)
+    return _gone_round(body, inputs, memo)
 
 
 def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
@@ -180,25 +179,6 @@ def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
             inputs[i] = Marks.union([inputs[i], marks[k]])._replace(summed=inputs[i].summed)
         if inputs == before:  # the loop ends: marks change in one direction only
             return inputs
-
-
-def _with_sums(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
-    """Returns the marks of a loop's inputs; carries that accumulate `exp` are exponential."""
-    jaxpr = body_of(body.jaxpr)
-    values = marks_of(jaxpr, inputs, memo).values
-    shapes = {aval_of(v).shape for v, m in values.items() if m.exponential}
-    # At first, each accumulating carry with the shape of an exponential value in the body is marked
-    # as exponential. It keeps the mark if the body then returns it as exponential.
-    summed = [(i, aval_of(v).shape) for i, v in enumerate(jaxpr.invars) if inputs[i].summed]
-    sums = {i for i, shape in summed if shape in shapes}
-    while sums:
-        marked = [m._replace(exponential=True) if i in sums else m for i, m in enumerate(inputs)]
-        marks = lookup(marks_of(jaxpr, marked, memo).values, jaxpr.outvars)
-        fewer = {i for i, k in body.carries if i in sums and marks[k].exponential}
-        if fewer == sums:
-            return marked
-        sums = fewer
-    return inputs
 
 
 # --- carries ---------------------------------------------------------------------------------

@@ -213,14 +213,6 @@ class Operands(NamedTuple):
         return self.eqn.primitive.name
 
     @property
-    def scaled(self) -> Sequence[Marks]:
-        """The marks of operands that an equation joins, scales by a given value, or divides."""
-        # A dividend keeps its marks even if the divisor is computed, as a count or a degree is.
-        if self.name == "div":
-            return self.marks[:1]
-        return self.marks if self.name in _JOINS or any([m.given for m in self.marks]) else ()
-
-    @property
     def cases(self) -> range:
         """The positions of all operands but the predicate of a select."""
         return range(self.name == "select_n", len(self.marks))
@@ -265,12 +257,15 @@ def _all_large(it: Operands, mark: str) -> bool:
     return bool(it.large) and all([getattr(it.marks[i], mark) for i in it.large])
 
 
-def _scaled(it: Operands, mark: str) -> int:
-    return max([getattr(m, mark) for m in it.scaled], default=0)
-
-
 def _scaled_by_given(it: Operands, mark: str) -> int:
     return _most(it, mark) if any([m.given for m in it.marks]) else 0
+
+
+def _scaled(it: Operands, mark: str) -> int:
+    # A dividend keeps its marks even if the divisor is computed, as a count or a degree is.
+    if it.name == "div":
+        return getattr(it.marks[0], mark)
+    return _most(it, mark) if it.name in _JOINS else _scaled_by_given(it, mark)
 
 
 def _least_computed(it: Operands, mark: str) -> int:
@@ -278,10 +273,11 @@ def _least_computed(it: Operands, mark: str) -> int:
     return min([getattr(it.marks[i], mark) for i in it.cases if not it.marks[i].given], default=0)
 
 
-def _all_cases(it: Operands, mark: str) -> bool:
-    # All cases need the mark: in `where(x > 0, x, exp(x) - 1)` the condition bounds the `exp`.
+def _unbounded_cases(it: Operands, mark: str) -> bool:
+    # All cases need the mark: in `where(x > 0, x, exp(x) - 1)` the condition bounds the `exp`. An
+    # accumulator to which a loop adds an `exp` does not, as it begins without one.
     large = [it.marks[i] for i in it.cases if i in it.large]
-    return bool(large) and all([getattr(m, mark) for m in large])
+    return any([m.exponential for m in large]) and all([m.exponential or m.summed for m in large])
 
 
 # --- chains -------------------------------------------------------------------------------------
@@ -437,7 +433,7 @@ ROWS = (
     Row("bound", _SUMS | {"select_n"}, _common),
     Row("exponential", _EXP, lambda it: it.bound(0) >= 0),
     Row("exponential", through=_JOINS),
-    Row("exponential", through=having("shifts") | {"neg", "select_n"}, joins=_all_cases),
+    Row("exponential", through=having("shifts") | {"neg", "select_n"}, joins=_unbounded_cases),
     Row("exponential", through=("mul",), joins=_masked_or_scaled),
     Row("exponential", through=("div",), joins=_by_given),
 )

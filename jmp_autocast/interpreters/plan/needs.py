@@ -207,35 +207,26 @@ def _snapped(ctx: NeedContext) -> Sequence[Any]:
     return ctx.eqn.invars if snaps or compares_whole else ()
 
 
-def _ranked(ctx: NeedContext) -> Sequence[Any]:
-    if ctx.eqn.primitive.name in _EXTREMES:
+def _sharp(ctx: NeedContext) -> Sequence[Any]:
+    name, marks = ctx.eqn.primitive.name, ctx.marks
+    if name in _MULTIPLIES_ALL | {"mul"}:
+        return _factors(ctx)
+    if name == "sub":
+        # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. Of
+        # `tanh(a) - tanh(b)` with near operands, 16 bits leave little. The derivative of a tanh
+        # also subtracts it from 1, but needs no digits there.
+        taken = subtracted_from_one(ctx.eqn)
+        producer = ctx.producers.get(taken)
+        is_slope = producer is not None and producer.primitive.name == "tanh"
+        is_sharp = not is_slope and (taken is not None or any([m.crowded for m in marks]))
+    elif name in _EXTREMES:
         # Near 1, many results of a tanh are equal in 16 bits. The gradient of their maximum, which
         # belongs to the largest one, would go to others as well.
-        return ctx.eqn.invars if ctx.marks[0].crowded == 2 else ()
-    if ctx.eqn.primitive.name not in _COMPARES:
-        return ctx.eqn.invars
-    # A comparison with an input or a constant is a threshold: it ranks nothing.
-    return () if any([m.given for m in ctx.marks]) else ctx.eqn.invars
-
-
-def _subtracted(ctx: NeedContext) -> Sequence[Any]:
-    # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. Of `tanh(a) - tanh(b)`
-    # with near operands, 16 bits leave little. The derivative of a tanh also subtracts it from 1,
-    # but needs no digits there.
-    taken = subtracted_from_one(ctx.eqn)
-    producer = ctx.producers.get(taken)
-    if producer is not None and producer.primitive.name == "tanh":
-        return ()
-    is_sharp = taken is not None or any([m.crowded for m in ctx.marks])
+        is_sharp = marks[0].crowded == 2
+    else:
+        # A comparison with an input or a constant is a threshold: it ranks nothing.
+        is_sharp = name not in _COMPARES or not any([m.given for m in marks])
     return ctx.eqn.invars if is_sharp else ()
-
-
-def _sharp(ctx: NeedContext) -> Sequence[Any]:
-    if ctx.eqn.primitive.name == "sub":
-        return _subtracted(ctx)
-    if ctx.eqn.primitive.name in _MULTIPLIES_ALL | {"mul"}:
-        return _factors(ctx)
-    return _ranked(ctx)
 
 
 def _nowhere(eqn: JaxprEqn) -> bool:
