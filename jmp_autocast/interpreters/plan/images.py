@@ -55,9 +55,10 @@ def holds_one_array(eqn: JaxprEqn, images: Images) -> bool:
     return any([a[v] == b[v] == ITSELF for v in a.keys() & b.keys()])
 
 
-def is_returned(eqn: JaxprEqn, images: Images) -> bool:
-    """Returns whether the result of an equation is ``(x Q) Q.T``, or scaled by computed values."""
-    return any([how & RETURNED for how in image_of(eqn.outvars[0], images).values()])
+def is_quadratic(eqn: JaxprEqn, images: Images) -> bool:
+    """Returns whether a contraction is ``(a @ p) @ a``: one operand is computed from the other."""
+    a, b = (image_of(v, images) for v in eqn.invars[:2])
+    return _goes_back(a, b) or _goes_back(b, a)
 
 
 def multiplies_complement(eqn: JaxprEqn, images: Images) -> bool:
@@ -85,7 +86,7 @@ def cancelled(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> list[Ato
         pair = a[array] & ~SCALED, b[array] & ~SCALED
         joined = pair[0] | pair[1]
         is_back = ITSELF in pair and joined & (SQUARED | RETURNED)
-        # The operands may be slices of one average.
+        # The operands may be slices of one average, but not two operands of a call.
         is_average = joined == AVERAGED or (joined == ITSELF and isinstance(array, Var))
         if is_back or is_average:
             operands = zip(eqn.invars, pair, marks, strict=True)
@@ -112,8 +113,7 @@ def image_of_result(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> Im
 def _computed(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> Image:
     name, found = eqn.primitive.name, [image_of(v, images) for v in eqn.invars]
     if name in _JOINS:
-        several = {v: how for image in found for v, how in image.items()}
-        return _scaled(several)
+        return _scaled({v: how for image in found for v, how in image.items()})
     if name in _SOLVES:
         return _scaled(found[-1])
     if name in _SCALES:
@@ -147,7 +147,7 @@ def _scaled(image: Image, lost: int = ITSELF) -> Image:
 
 def _goes_back(projected: Image, matrix: Image) -> bool:
     pairs = [(projected[v], matrix[v]) for v in projected.keys() & matrix.keys()]
-    return any([a & ~SCALED == PROJECTED and b == ITSELF for a, b in pairs])
+    return any([a & ~SCALED in (AVERAGED, PROJECTED) and b == ITSELF for a, b in pairs])
 
 
 def with_images(

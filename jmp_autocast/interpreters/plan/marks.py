@@ -86,8 +86,8 @@ class Marks(NamedTuple):
         bound: 1 if no element is far below 0, as of a square; -1 if none is far above 0, as of a
             value less the maximum of its row; 0 if neither is known.
         exponential: The `exp` of an unbounded value; since then only moved, masked, scaled by given
-            values, contracted and added to others with this mark. It exceeds float16 from
-            `exp(11.1)` on.
+            values, contracted and added to others with this mark or to an accumulator. It exceeds
+            float16 from `exp(11.1)` on.
         largest: The maximum of a row; since then only moved, chosen or added to. A value less its
             row's maximum is at most 0.
         images: For an input of a body: the numbers of the arrays of which it is an image, each with

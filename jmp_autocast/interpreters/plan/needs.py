@@ -25,7 +25,7 @@ from ..primitives.reading import (
 from ..primitives.structure import STRUCTURES, Body, bodies
 from ..primitives.traits import TRAITS, having
 from .avals import at_least
-from .images import Images, cancelled, holds_one_array, is_returned, multiplies_complement
+from .images import Images, cancelled, holds_one_array, is_quadratic, multiplies_complement
 from .mark_sweep import Memo, inputs_of, marks_of
 from .marks import MOST_FACTORS, Marks, adds
 
@@ -162,7 +162,7 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
             return [*ctx.eqn.invars[:2], *ctx.eqn.outvars]
         if not ctx.need & Need.EXPANDED:
             return ()
-        if at_least(1, reduction_depth(ctx.eqn)) or is_returned(ctx.eqn, ctx.images):
+        if at_least(1, reduction_depth(ctx.eqn)) or is_quadratic(ctx.eqn, ctx.images):
             return ctx.eqn.invars[:2]  # an outer product, `(a @ p) @ a` or `(x @ q) @ q.T`
         pairs = zip(ctx.eqn.invars[:2], ctx.marks, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
