@@ -28,12 +28,11 @@ from .marks import (
     CONSTANT,
     NONE,
     NUMBER,
-    WHOLE_NUMBER,
+    NUMBERS,
     Marks,
     is_real,
     marks_of_contraction,
     marks_of_result,
-    sign_of,
 )
 
 _CONTRACTS = having("contracts")
@@ -106,8 +105,10 @@ def _of_number(literal: Literal) -> Marks:
     val, aval = literal.val, aval_of(literal)
     if not is_real(aval.dtype):
         return NUMBER
-    numbers = np.ravel(val) if aval.shape else (val,)
-    return WHOLE_NUMBER if all([float(x).is_integer() for x in numbers]) else NUMBER
+    # NumPy warns at a comparison of a bfloat16 NaN, so Python floats are compared.
+    numbers = [float(x) for x in (np.ravel(val) if aval.shape else (val,))]
+    bound = -1 if any([x < 0 for x in numbers]) else 1
+    return NUMBERS[bound, all([x.is_integer() for x in numbers])]
 
 
 def _of_equal(
@@ -117,9 +118,8 @@ def _of_equal(
     invars = eqn.invars
     is_gram = eqn.primitive.name in _CONTRACTS and holds_one_array(eqn, images)
     is_same = len(invars) > 1 and invars[0] is invars[1]
-    signs = [sign_of(v) if isinstance(v, Literal) else None for v in invars]
     avals = [v.aval for v in (*invars, *eqn.outvars)]
-    key = (eqn.primitive, is_same, is_gram, *signs, *avals, *marks, *eqn.params.values())
+    key = (eqn.primitive, is_same, is_gram, *avals, *marks, *eqn.params.values())
     try:
         found = memo.get(key)
     except TypeError:  # a parameter of the equation has no hash

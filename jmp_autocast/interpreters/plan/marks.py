@@ -84,7 +84,7 @@ class Marks(NamedTuple):
         gram: 2 for the contraction of an array with itself; since then only scaled, negated and
             added to others with this mark. 1 for its elements, picked or summed.
         bound: 1 if no element is far below 0, as of a square; -1 if none is far above 0, as of a
-            value less the maximum of its row; 0 if neither is known.
+            value less the maximum of its row; 0 if neither is known. The sign of a literal.
         exponential: The `exp` of an unbounded value; since then only moved, masked, scaled by given
             values, contracted and added to others with this mark or to an accumulator. It exceeds
             float16 from `exp(11.1)` on.
@@ -137,10 +137,15 @@ GIVEN = Marks(given=1)
 PARAMETER = Marks(given=2)
 CONSTANT = Marks(given=1, fixed=True)
 NUMBER = Marks(given=3, fixed=True)
-WHOLE_NUMBER = Marks(given=3, whole=True, fixed=True)
+NUMBERS = {
+    (bound, whole): NUMBER._replace(bound=bound, whole=whole)
+    for bound in (-1, 1)
+    for whole in (False, True)
+}
+"""The marks of real literals by their sign, and by whether they are whole numbers."""
 COUNTED = Marks(counted=True, whole=True)
 BITS = Marks(bound=1, whole=True)
-_UNMARKED = (NONE, NUMBER, WHOLE_NUMBER)
+_UNMARKED = (NONE, NUMBER, *NUMBERS.values())
 
 
 def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
@@ -218,21 +223,12 @@ class Operands(NamedTuple):
         return range(self.name == "select_n", len(self.marks))
 
     def bound(self, i: int) -> int:
-        """Returns the bound of an operand; that of a literal is its sign."""
-        if isinstance(v := self.eqn.invars[i], Literal):
-            return sign_of(v)
+        """Returns the bound of an operand."""
         # A scalar without a bound is taken to be positive, as most scales are, and so is a factor
         # that is broadcast.
         is_scale = self.name in _SCALES and i not in self.large
-        return self.marks[i].bound or int(is_scale or at_least(1, element_count(v)))
-
-
-def sign_of(literal: Literal) -> int:
-    """Returns the sign of a number, 0 if it is complex or a `float0`."""
-    if not is_real(aval_of(literal).dtype):
-        return 0
-    # NumPy warns at a comparison of a bfloat16 NaN, so a Python float is compared.
-    return -1 if float(literal.val) < 0 else 1
+        is_scale = is_scale or at_least(1, element_count(self.eqn.invars[i]))
+        return self.marks[i].bound or int(is_scale)
 
 
 @functools.cache
@@ -247,10 +243,6 @@ def is_real(dtype: Any) -> bool:
 
 def _most(it: Operands, mark: str) -> int:
     return max([getattr(m, mark) for m in it.marks])
-
-
-def _least(it: Operands, mark: str) -> int:
-    return min([getattr(m, mark) for m in it.marks])
 
 
 def _all_large(it: Operands, mark: str) -> bool:
@@ -347,10 +339,6 @@ def _whole(it: Operands) -> bool:
 # --- bounds -------------------------------------------------------------------------------------
 
 
-def _true(it: Operands) -> int:
-    return 1
-
-
 def _ended(it: Operands) -> int:
     # A `max` or a `min` with a number, or with an operand that has this bound, has the bound.
     side = 1 if it.name == "max" else -1
@@ -397,7 +385,7 @@ class Row(NamedTuple):
 
     mark: str
     made_by: Iterable[str] = ()
-    makes: Callable[[Operands], int] = _true
+    makes: Callable[[Operands], int] = lambda it: 1
     through: Iterable[str] = ()
     joins: Callable[[Operands, str], int] = _most
 
@@ -407,7 +395,7 @@ ROWS = (
     Row("factors", ("mul",), _factors, _CHEAP - {"mul"}),
     Row("convolved", through=_OF_ELEMENTS, joins=_all_large),
     Row("scaled", through=_OF_ELEMENTS, joins=_scaled_last),
-    Row("spread", through=_CHEAP, joins=_least),
+    Row("spread", through=_CHEAP, joins=lambda it, mark: min([m.spread for m in it.marks])),
     Row("fresh", through=having("shifts") | {"neg", "select_n", "concatenate"}),
     Row("fresh", through=_SCALES, joins=lambda it, mark: min(1, _scaled_by_given(it, mark))),
     Row("power", ("square", "integer_pow", "mul"), _power, _JOINS),
