@@ -160,12 +160,11 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         given: The marks of the operands of its equation.
         memo: As for `marks_of`.
     """
+    carried, operands = body.carried, enumerate(body.operands)
     # The condition of a loop has no `carries`: there the carried values get no marks.
     if not body.carries:
-        return [NONE if i in body.carried else given[k] for i, k in enumerate(body.operands)]
-    inputs, accumulated = [given[k] for k in body.operands], accumulated_in(body, memo)
-    for i, k in body.carries:
-        inputs[i] = inputs[i]._replace(summed=k in accumulated, images=())
+        return [NONE if i in carried else given[k] for i, k in operands]
+    inputs = [given[k]._replace(images=()) if i in carried else given[k] for i, k in operands]
     return _gone_round(body, inputs, memo)
 
 
@@ -176,7 +175,7 @@ def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
         before = list(inputs)
         marks = lookup(marks_of(jaxpr, inputs, memo).values, jaxpr.outvars)
         for i, k in body.carries:
-            inputs[i] = Marks.union([inputs[i], marks[k]])._replace(summed=inputs[i].summed)
+            inputs[i] = Marks.union([inputs[i], marks[k]])
         if inputs == before:  # the loop ends: marks change in one direction only
             return inputs
 
