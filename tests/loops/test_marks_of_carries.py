@@ -29,6 +29,12 @@ def with_means(h):
     return a.T @ b / 5, jnp.outer(a.sum(0), b.sum(0)) / 25
 
 
+def shares(h):
+    """Of the numbers that are not above each: columns that add up to 1, from the operand itself."""
+    counted = (h[:, None] <= h).astype(h.dtype)
+    return counted / counted.sum(0)
+
+
 # mark: what reads it, and what makes it
 READ = {
     "multiplied": (
@@ -39,7 +45,7 @@ READ = {
         lambda m, h: m[0] + m[1] - 2 * m[2],
         lambda h: ((h * h).sum(), ((h + 0.02) ** 2).sum(), h @ (h + 0.02)),
     ),
-    "power": (lambda m, h: m @ SMOOTH - (h @ SMOOTH) ** 2, lambda h: h * h),
+    "power": (lambda m, h: m @ shares(h) - (h @ shares(h)) ** 2, lambda h: h * h),
     "sums_powers, crosses": (
         lambda m, h: m[0] - m[1] * m[1],
         lambda h: ((h * h) @ SMOOTH, h @ SMOOTH),

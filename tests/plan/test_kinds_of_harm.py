@@ -484,6 +484,7 @@ EXPONENTIALS = {
     "joined": lambda s, v: jnp.concatenate([jnp.exp(s), s], 0) @ v / 1e5,
     "branches": lambda s, v: jnp.exp(-lax.cond(s[0, 0] < 0, jnp.square, jnp.negative, s)) @ v / 1e5,
     "one of two": lambda s, v: jnp.exp(jnp.where(s > 0, s, -jnp.square(s))) @ v / 1e5,
+    "two signs": lambda s, v: jnp.exp(-jnp.square(s) * jnp.full(8, -0.07)) @ v / 1e5,
     "two products": lambda s, v: (jnp.exp(s) @ v) @ v.T / jnp.exp(s).sum(1)[:, None],
     "linear attention": lambda s, v: (
         (k := jnp.exp(s) @ jnp.exp(s).T) @ s / k.sum(-1, keepdims=True)

@@ -176,6 +176,11 @@ GATES = {
     "slope": (jax.grad(lambda w, x: jnp.sum(jnp.tanh(x @ w) @ w.T)), "tanh", "bfloat16"),
     "decay": (decay, "logistic", "float32"),
     "pooled": (lambda w, x: jnp.tanh(x @ w).reshape(16, 16, 16).max(1) @ w.T, "tanh", "float32"),
+    "pooled waves": (
+        lambda w, x: jnp.cos(x @ w).reshape(16, 16, 16).max(1) @ w.T,
+        "cos",
+        "bfloat16",
+    ),
     "few": (lambda w, x: jnp.tanh(x @ w[:, :4]) @ w.T[:4], "tanh", "float32"),
 }
 

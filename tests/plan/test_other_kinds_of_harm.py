@@ -253,9 +253,18 @@ def test_other_matrices_are_read_in_16_bits(matrix, shape):
     assert row.operands[0] == ("float32" if moves_points else "bfloat16")
 
 
-def test_a_tied_autoencoder_keeps_its_products_in_16_bits():
-    params, x = {"w": jnp.ones((32, 8)), "b": jnp.ones(32)}, jnp.ones((4, 32))
-    loss = lambda p, x: jnp.mean(jnp.square(x - (x @ p["w"]) @ p["w"].T - p["b"]))
+decoded = jax.jit(lambda h, w: h @ w.T)
+NO_PROJECTIONS = {
+    "tied autoencoder": lambda p, x: x - (x @ p["w"]) @ p["w"].T - p["b"],
+    "in parts": lambda p, x: x - decoded(x @ p["w"], p["w"]) - p["b"],
+    "step of a solver": lambda p, x: (c := jnp.sin(x).T) - 1e-3 * x.T @ (x @ c),
+}
+
+
+@pytest.mark.parametrize("name", NO_PROJECTIONS)
+def test_what_is_no_projection_keeps_its_products_in_16_bits(name):
+    params, x = {"w": jnp.ones((32, 8)), "b": jnp.ones(32)}, jnp.ones((8, 32))
+    loss = lambda p, x: jnp.mean(jnp.square(NO_PROJECTIONS[name](p, x)))
     rows = explain(loss, params, x, policy=BF16).rows
     products = [row.operands for row in rows if row.primitive == "dot_general"]
     assert products == [("bfloat16", "bfloat16")] * 2

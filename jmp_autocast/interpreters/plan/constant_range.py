@@ -112,12 +112,10 @@ def _is_stencil(array: np.ndarray) -> bool:
     A matrix counts if each row or each column adds up to 0. A bank of filters counts if one filter
     adds up to 0, because the other filters of a wavelet are averages.
     """
-    if array.ndim < 2:
-        return bool(_adds_up_to_0(array.reshape(1, -1)).all())
-    columns = [_adds_up_to_0(np.moveaxis(array, k, 0).reshape(array.shape[k], -1)) for k in (0, -1)]
-    if array.ndim > 2:
-        return bool(any(found.any() for found in columns))
-    return bool(any(found.all() for found in columns))
+    array = array if array.ndim > 1 else array.reshape(1, -1, 1)
+    matrices = [np.moveaxis(array, k, 0).reshape(array.shape[k], -1) for k in (0, -1)]
+    some = np.any if array.ndim > 2 else np.all
+    return any([bool(some(_adds_up_to_0(matrix))) for matrix in matrices])
 
 
 def _adds_up_to_0(rows: np.ndarray) -> np.ndarray:

@@ -136,8 +136,7 @@ def _accumulating(planner: Plans, ctx: Context, body: Body) -> frozenset[int]:
         for i, (state, m) in enumerate(zip(ctx.given, ctx.marks, strict=True))
         if state.source is Source.PARAM or m.given == PARAMETER.given
     )
-    jaxpr, count = body_of(body.jaxpr), len(body.carries)
-    return found - residual_streams(jaxpr, body.fixed, count, parameters)
+    return found - residual_streams(body, parameters)
 
 
 def _carries(

@@ -50,7 +50,7 @@ _KEEPS_WHOLE = having("affine") | having("rounds") | having("chooses") | _ADDS_U
 _KEEPS_WHOLE |= {"square", "integer_pow", "pow", "exp2", "cumsum"}
 _KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
 _LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
-_LIMITED = having("saturates") | having("turns") | {"sqrt"}
+_SATURATES = having("saturates")
 _OF_FULL_SIZE = ("summed", "factors", "convolved", "scaled", "exponential")
 _WIDE = frozenset(name for name, rule in DEFAULT_RULES.items() if rule in FULL_POLICIES)
 _PROMOTES = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is CastPolicy.PROMOTE)
@@ -58,7 +58,7 @@ _PROMOTES -= REARRANGES
 MOST_FACTORS = 2
 _OF_ALL = frozenset(
     """
-    convolved spread given fresh largest whole saturated fixed averaged
+    convolved spread given fresh largest whole crowded fixed averaged
     """.split()
 )
 
@@ -81,30 +81,29 @@ class Marks(NamedTuple):
             product; since then only moved.
         squares: 2 for a sum of squares, even if scaled or summed with other values; 1 for its root.
         sums_powers: A contraction of values with `power`; since then only moved and scaled.
-        crosses: A product of two contractions, or the square of one.
-        added_up: A sum of the elements of an array; since then only moved and scaled.
-        of_sums: A product of two sums or averages; since then only scaled.
+        crosses: 2 for a product of two averages, 1 for a product of two contractions or the square
+            of one; since then only moved and scaled.
         counted: Positions: an `iota`, or the cumulative sum of one repeated value; since then only
             moved, scaled and shifted.
         gram: 2 for the contraction of an array with itself; since then only scaled, negated and
             added to others with this mark. 1 for its elements, picked or summed.
         bound: 1 if no element is far below 0, as of a square; -1 if none is far above 0, as of a
-            value less the maximum of its row; 0 if neither is known.
+            value less the maximum of its row; 0 if neither is known. The sign of a literal.
         exponential: The `exp` of an unbounded value; since then only moved, masked, scaled by given
-            values, contracted and added to others with this mark. It exceeds float16 from
-            `exp(11.1)` on.
+            values, contracted and added to others with this mark or to an accumulator. It exceeds
+            float16 from `exp(11.1)` on.
         largest: The maximum of a row; since then only moved, chosen or added to. A value less its
             row's maximum is at most 0.
-        same: A number for an input of a body: inputs with one number hold the elements of one
-            array. 0 without such an alias.
-        images: For an input of a body: pairs of an array's number and an `images.Made`, for the
-            arrays of which this input is an image.
+        images: For an input of a body: the numbers of the arrays of which it is an image, each with
+            how it is computed from the array (`images`).
         whole: Numbers without a fraction, cast from integers or rounded to them; since then only
             moved, chosen, added up and multiplied with others with this mark.
-        saturated: A wave, a root or a function with limits, such as a sigmoid; since then only
-            moved, chosen, scaled by given values and shifted.
+        crowded: 2 for the result of a function with limits, such as a sigmoid, 1 for that of a wave
+            or a root, whose results are near each other where its operands are not; since then
+            only moved, chosen, scaled by given values and shifted.
         fixed: The value depends on no input.
-        averaged: 2 for a contraction with a fixed operand, 1 for any other; since then only scaled.
+        averaged: 2 for a sum of elements or a contraction with a fixed operand, 1 for any other
+            contraction; since then only moved and scaled.
         wide: The result of a function that runs in float32, such as a mean; since then only
             elementwise operations and moves.
     """
@@ -119,18 +118,15 @@ class Marks(NamedTuple):
     power: int = 0
     squares: int = 0
     sums_powers: bool = False
-    crosses: bool = False
-    added_up: bool = False
-    of_sums: bool = False
+    crosses: int = 0
     counted: bool = False
     gram: int = 0
     bound: int = 0
     exponential: bool = False
     largest: bool = False
-    same: int = 0
-    images: tuple[tuple[int, Any], ...] = ()
+    images: tuple[tuple[int, int], ...] = ()
     whole: bool = False
-    saturated: bool = False
+    crowded: int = 0
     fixed: bool = False
     averaged: int = 0
     wide: bool = False
@@ -148,10 +144,15 @@ GIVEN = Marks(given=1)
 PARAMETER = Marks(given=2)
 CONSTANT = Marks(given=1, fixed=True)
 NUMBER = Marks(given=3, fixed=True)
-WHOLE_NUMBER = Marks(given=3, whole=True, fixed=True)
+NUMBERS = {
+    (bound, whole): NUMBER._replace(bound=bound, whole=whole)
+    for bound in (-1, 1)
+    for whole in (False, True)
+}
+"""The marks of real literals by their sign, and by whether they are whole numbers."""
 COUNTED = Marks(counted=True, whole=True)
 BITS = Marks(bound=1, whole=True)
-_UNMARKED = (NONE, NUMBER, WHOLE_NUMBER)
+_UNMARKED = (NONE, NUMBER, *NUMBERS.values())
 
 
 def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
@@ -236,25 +237,17 @@ class Operands(NamedTuple):
         return self.eqn.primitive.name
 
     @property
-    def scaled(self) -> Sequence[Marks]:
-        """The marks of operands that an equation joins, scales by a given value, or divides."""
-        # A dividend keeps its marks even if the divisor is computed, as a count or a degree is.
-        if self.name == "div":
-            return self.marks[:1]
-        return self.marks if self.name in _JOINS or any([m.given for m in self.marks]) else ()
+    def cases(self) -> range:
+        """The positions of all operands but the predicate of a select."""
+        return range(self.name == "select_n", len(self.marks))
 
     def bound(self, i: int) -> int:
-        """Returns the bound of an operand; that of a literal is its sign."""
-        v = self.eqn.invars[i]
-        return sign_of(v) if isinstance(v, Literal) else self.marks[i].bound
-
-
-def sign_of(literal: Literal) -> int:
-    """Returns the sign of a number, 0 if it is complex or a `float0`."""
-    if not is_real(aval_of(literal).dtype):
-        return 0
-    # NumPy warns at a comparison of a bfloat16 NaN, so a Python float is compared.
-    return -1 if float(literal.val) < 0 else 1
+        """Returns the bound of an operand."""
+        # A scalar without a bound is taken to be positive, as most scales are, and so is a factor
+        # that is broadcast.
+        is_scale = self.name in _SCALES and i not in self.large
+        is_scale = is_scale or at_least(1, element_count(self.eqn.invars[i]))
+        return self.marks[i].bound or int(is_scale)
 
 
 @functools.cache
@@ -271,32 +264,34 @@ def _most(it: Operands, mark: str) -> int:
     return max([getattr(m, mark) for m in it.marks])
 
 
-def _least(it: Operands, mark: str) -> int:
-    return min([getattr(m, mark) for m in it.marks])
-
-
 def _all_large(it: Operands, mark: str) -> bool:
     return bool(it.large) and all([getattr(it.marks[i], mark) for i in it.large])
-
-
-def _scaled(it: Operands, mark: str) -> int:
-    return max([getattr(m, mark) for m in it.scaled], default=0)
 
 
 def _scaled_by_given(it: Operands, mark: str) -> int:
     return _most(it, mark) if any([m.given for m in it.marks]) else 0
 
 
-def _of_cases(it: Operands, mark: str) -> bool:
-    # All cases need the mark: in `where(x > 0, x, exp(x) - 1)` the condition bounds the `exp`.
-    return _all_large(it._replace(large=[i for i in it.large if i]), mark)
+def _scaled(it: Operands, mark: str) -> int:
+    # A dividend keeps its marks even if the divisor is computed, as a count or a degree is.
+    if it.name == "div":
+        return getattr(it.marks[0], mark)
+    return _most(it, mark) if it.name in _JOINS else _scaled_by_given(it, mark)
+
+
+def _least_computed(it: Operands, mark: str) -> int:
+    # In `where(eye, gram, 0)` the number 0 has no mark, and the result has that of `gram`.
+    return min([getattr(it.marks[i], mark) for i in it.cases if not it.marks[i].given], default=0)
+
+
+def _unbounded_cases(it: Operands, mark: str) -> bool:
+    # All cases need the mark: in `where(x > 0, x, exp(x) - 1)` the condition bounds the `exp`. An
+    # accumulator to which a loop adds an `exp` does not, as it begins without one.
+    large = [it.marks[i] for i in it.cases if i in it.large]
+    return any([m.exponential for m in large]) and all([m.exponential or m.summed for m in large])
 
 
 # --- chains -------------------------------------------------------------------------------------
-
-
-def _is_sum(it: Operands) -> bool:
-    return bool(adds(it.eqn, it.marks))
 
 
 def _factors(it: Operands) -> int:
@@ -313,10 +308,6 @@ def _scaled_last(it: Operands, mark: str) -> bool:
         return any(small)
     is_shifted = small and it.name in ("add", "sub")
     return not is_shifted and any([it.marks[i].scaled for i in it.large])
-
-
-def _fresh_scaled(it: Operands, mark: str) -> int:
-    return min(1, _scaled_by_given(it, mark))
 
 
 # --- squares ------------------------------------------------------------------------------------
@@ -341,23 +332,10 @@ def _squares(it: Operands, mark: str) -> int:
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 
-def _crosses(it: Operands, mark: str) -> bool:
-    is_cross = _power(it) and all([m.fresh or m.averaged for m in it.marks])
-    return bool(is_cross) or bool(_scaled(it, mark))
-
-
-def _of_sums(it: Operands, mark: str) -> bool:
-    is_product = it.name == "mul" and all([m.added_up or m.averaged == 2 for m in it.marks])
-    return is_product or bool(_scaled_by_given(it, mark))
-
-
-def _gram_of_summands(it: Operands, mark: str) -> int:
-    return min([m.gram for m in it.marks if not m.given], default=0)
-
-
-def _gram_of_cases(it: Operands, mark: str) -> int:
-    # In `where(eye, gram, 0)` the number 0 has no mark, and the result has that of `gram`.
-    return max([it.marks[i].gram for i in it.large], default=0)
+def _crosses(it: Operands, mark: str) -> int:
+    least = min([m.averaged or bool(m.fresh) for m in it.marks])
+    is_cross = _power(it) or (it.name == "mul" and least == 2)
+    return max(least if is_cross else 0, _scaled(it, mark))
 
 
 # --- positions and whole numbers ----------------------------------------------------------------
@@ -380,53 +358,20 @@ def _whole(it: Operands) -> bool:
 # --- bounds -------------------------------------------------------------------------------------
 
 
-def _true(it: Operands) -> int:
-    return 1
+def _ended(it: Operands) -> int:
+    # A `max` or a `min` with a number, or with an operand that has this bound, has the bound.
+    side = 1 if it.name == "max" else -1
+    return side if len(it.large) < len(it.marks) or side in map(it.bound, it.cases) else 0
 
 
-def _common(bounds: Iterable[int]) -> int:
-    found = set(bounds)
-    return found.pop() if len(found) == 1 else 0
-
-
-def _negated(it: Operands) -> int:
-    # A scalar without a bound is taken to be positive, as most scales are.
-    return -(it.bound(0) or int(at_least(1, element_count(it.eqn.invars[0]))))
-
-
-def _ended_at(side: int) -> Callable[[Operands], int]:
-    def rule(it: Operands) -> int:
-        # A `max` (side 1) or a `min` (side -1) with a number, or with an operand that has this
-        # bound, has the bound as well.
-        ends = len(it.large) < len(it.marks) or side in map(it.bound, range(len(it.marks)))
-        return side if ends else 0
-
-    return rule
-
-
-def _multiplied(it: Operands) -> int:
-    a, b = it.eqn.invars
-    if a is b and it.name == "mul":
-        return 1
-    x, y = (it.bound(i) if i in it.large else it.bound(i) or 1 for i in (0, 1))
-    return x * y
-
-
-def _subtracted(it: Operands) -> int:
+def _common(it: Operands) -> int:
     # A value less the largest of its row is at most 0. A subtracted bias or mean bounds nothing.
-    if it.marks[1].largest:
+    if it.name == "sub" and it.marks[1].largest:
         return -1
-    return _common([-it.bound(i) if i else it.bound(i) for i in it.large])
-
-
-def _chosen(it: Operands) -> int:
-    # Only full-size cases decide the bound: the number that a mask inserts does not.
-    large = [i for i in it.large if i]
-    return _common(map(it.bound, large or range(1, len(it.marks))))
-
-
-def _unbounded(it: Operands) -> bool:
-    return it.bound(0) >= 0
+    # Only full-size operands decide the bound: a number that a mask inserts does not.
+    large = [i for i in it.cases if i in it.large]
+    bounds = {-it.bound(i) if i and it.name == "sub" else it.bound(i) for i in large}
+    return bounds.pop() if len(bounds) == 1 else 0
 
 
 def _masked_or_scaled(it: Operands, mark: str) -> bool:
@@ -441,13 +386,6 @@ def _masked_or_scaled(it: Operands, mark: str) -> bool:
 
 def _by_given(it: Operands, mark: str) -> bool:
     return it.marks[0].exponential and bool(it.marks[1].given)
-
-
-def _largest_of_cases(it: Operands, mark: str) -> bool:
-    # In `where(isfinite(m), m, 0)` the number 0 has no mark, and the result has that of `m`.
-    cases = it.marks[1:]
-    of_each = [m.largest or m.given == NUMBER.given for m in cases]
-    return all(of_each) and any([m.largest for m in cases])
 
 
 # --- the table ----------------------------------------------------------------------------------
@@ -466,53 +404,45 @@ class Row(NamedTuple):
 
     mark: str
     made_by: Iterable[str] = ()
-    makes: Callable[[Operands], int] = _true
+    makes: Callable[[Operands], int] = lambda it: 1
     through: Iterable[str] = ()
     joins: Callable[[Operands, str], int] = _most
 
 
 ROWS = (
-    Row("summed", _SUMS, _is_sum, _CHEAP),
+    Row("summed", _SUMS, lambda it: bool(adds(it.eqn, it.marks)), _CHEAP),
     Row("factors", ("mul",), _factors, _CHEAP - {"mul"}),
     Row("convolved", through=_OF_ELEMENTS, joins=_all_large),
     Row("scaled", through=_OF_ELEMENTS, joins=_scaled_last),
-    Row("spread", through=_CHEAP, joins=_least),
+    Row("spread", through=_CHEAP, joins=lambda it, mark: min([m.spread for m in it.marks])),
     Row("fresh", through=having("shifts") | {"neg", "select_n", "concatenate"}),
-    Row("fresh", through=_SCALES, joins=_fresh_scaled),
+    Row("fresh", through=_SCALES, joins=lambda it, mark: min(1, _scaled_by_given(it, mark))),
     Row("power", ("square", "integer_pow", "mul"), _power, _JOINS),
     Row("squares", through=_CHEAP | {"sqrt"}, joins=_squares),
     Row("sums_powers", through=_SCALES | _JOINS, joins=_scaled),
     Row("averaged", through=_SCALES | _JOINS, joins=_scaled),
     Row("crosses", through=_SCALES | {"square", "integer_pow"}, joins=_crosses),
-    Row("added_up", through=_SCALES, joins=_scaled_by_given),
-    Row("of_sums", through=_SCALES, joins=_of_sums),
-    Row("gram", through=_SCALES, joins=_scaled_by_given),
-    Row("gram", through=_SUMS | {"neg"}, joins=_gram_of_summands),
-    Row("gram", through=("select_n",), joins=_gram_of_cases),
+    Row("gram", through=_SCALES | _SUMS | {"neg", "select_n"}, joins=_least_computed),
     Row("counted", through=_KEEPS_COUNT, joins=_counted),
     Row("wide", _WIDE),
     Row("wide", through=_PROMOTES),
     Row("whole", _SNAPS),
     Row("whole", _KEEPS_WHOLE - _SNAPS - {"div"}, _whole),
-    Row("saturated", _LIMITED),
-    Row("saturated", through=_SCALES, joins=_scaled_by_given),
-    Row("saturated", through=having("shifts") | having("fuses") - REARRANGES),
+    Row("crowded", _SATURATES | having("turns") | {"sqrt"}, lambda it: 1 + (it.name in _SATURATES)),
+    Row("crowded", through=_SCALES, joins=_scaled_by_given),
+    Row("crowded", through=having("shifts") | having("fuses") - REARRANGES),
     Row("largest", _LARGEST),
     Row("largest", through=("max", "add")),
-    Row("largest", through=("select_n",), joins=_largest_of_cases),
-    Row("bound", (*_EXP, "abs", "sqrt", "square")),
-    Row("bound", ("integer_pow",), lambda it: int(exponent(it.eqn) == 2)),
-    Row("bound", ("neg",), _negated),
-    Row("bound", ("max",), _ended_at(1)),
-    Row("bound", ("min", "clamp"), _ended_at(-1)),
-    Row("bound", ("mul", "div"), _multiplied),
-    Row("bound", having("sums"), lambda it: _common(map(it.bound, it.large))),
-    Row("bound", ("sub",), _subtracted),
-    Row("bound", ("select_n",), _chosen),
-    Row("exponential", _EXP, _unbounded),
+    Row("largest", through=("select_n",), joins=_least_computed),
+    Row("bound", (*_EXP, "abs", "sqrt")),
+    Row("bound", ("neg",), lambda it: -it.bound(0)),
+    Row("bound", ("mul", "div"), lambda it: it.bound(0) * it.bound(1)),
+    Row("bound", ("square", "integer_pow", "mul"), lambda it: _power(it) // 2),
+    Row("bound", ("max", "min", "clamp"), _ended),
+    Row("bound", _SUMS | {"select_n"}, _common),
+    Row("exponential", _EXP, lambda it: it.bound(0) >= 0),
     Row("exponential", through=_JOINS),
-    Row("exponential", through=having("shifts") | {"neg"}, joins=_all_large),
-    Row("exponential", through=("select_n",), joins=_of_cases),
+    Row("exponential", through=having("shifts") | {"neg", "select_n"}, joins=_unbounded_cases),
     Row("exponential", through=("mul",), joins=_masked_or_scaled),
     Row("exponential", through=("div",), joins=_by_given),
 )
@@ -565,8 +495,8 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
     if name == "cumsum":
         return COUNTED if m.spread or m.counted else Marks(whole=m.whole, wide=True)
     if name in _ADDS_UP:
-        found = Marks(squares=2, wide=True) if m.power == 2 else Marks(added_up=True, wide=True)
-        return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole)
+        found = Marks(squares=2) if m.power == 2 else Marks(averaged=2)
+        return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole, wide=True)
     if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
         # The pick may take each repeated element once: its result counts as not broadcast.
         m = m._replace(spread=0)

@@ -10,8 +10,7 @@ from ...policies.registry import registered_rules
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, body_of
 from ..primitives.structure import STRUCTURES, Body, bodies
 from .consumers import reads
-from .images import facts_of
-from .mark_sweep import Memo, inputs_of
+from .mark_sweep import Memo, inputs_of, marks_of
 from .marks import Marks
 from .needs import NOTHING, REQUESTED, STOPPED, THROUGH, Need, NeedContext
 
@@ -34,7 +33,7 @@ def needs_of(
         inputs: The marks of its inputs.
         path: The scopes around it.
     """
-    facts = facts_of(jaxpr, inputs, memo)
+    facts = marks_of(jaxpr, inputs, memo)
     key = "needs", id(facts), tuple(outputs), path
     if (known := memo.get(key)) is not None:
         return known
@@ -57,7 +56,7 @@ def needs_of(
             of_results |= needs.get(v, NOTHING)
         if name in STRUCTURES:
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            found = needs_in_bodies(eqn, of_each, memo, facts.given[i], region.names)
+            found = needs_in_bodies(eqn, of_each, memo, facts.operands[i], region.names)
             for k, need in reads_of(found).items():
                 add([eqn.invars[k]], need)
             for body, _, within in found:
@@ -71,10 +70,10 @@ def needs_of(
         for row in STOPPED if passed else ():
             if passed & row.need and row.stops(eqn):
                 passed &= ~row.need
-        marks = facts.marks.operands[i]
+        marks = facts.operands[i]
         add(eqn.invars, passed | reads(eqn, marks, of_results, region))
         if rows := REQUESTED.get(name):
-            ctx = NeedContext(eqn, marks, of_results, producers, facts.moved, facts.images)
+            ctx = NeedContext(eqn, marks, of_results, producers, facts.images)
             for row in rows:
                 add(row.operands(ctx), row.need)
     memo[key] = needs

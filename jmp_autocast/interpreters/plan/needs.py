@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...policies import DEFAULT_RULES, MOST_THAT_CANNOT_PAY, CastPolicy
-from ..compat import Atom, JaxprEqn, Literal, Var
+from ..compat import JaxprEqn, Literal, Var
 from ..primitives.reading import (
     casts_to_integer,
     is_norm,
@@ -24,7 +24,7 @@ from ..primitives.reading import (
 )
 from ..primitives.traits import TRAITS, having
 from .avals import at_least
-from .images import Images, cancelled, multiplies_complement
+from .images import Images, cancelled, holds_one_array, is_quadratic, multiplies_complement
 from .marks import MOST_FACTORS, Marks, adds
 
 
@@ -117,15 +117,13 @@ class NeedContext(NamedTuple):
         marks: The marks of its operands.
         need: The needs of its results.
         producers: The equation that computes each variable.
-        moved: As for `images.Facts`.
-        images: As for `images.Facts`.
+        images: As for `mark_sweep.AllMarks`.
     """
 
     eqn: JaxprEqn
     marks: Sequence[Marks]
     need: Need
     producers: Mapping[Var, JaxprEqn]
-    moved: Mapping[Any, Atom]
     images: Images
 
 
@@ -159,7 +157,7 @@ def cannot_pay(eqn: JaxprEqn) -> bool:
 
 
 def _expanded(ctx: NeedContext) -> Sequence[Any]:
-    name, (a, *more) = ctx.eqn.primitive.name, ctx.marks
+    name = ctx.eqn.primitive.name
     if name in _CONTRACTS:
         # If products are rounded, `mean(x * x)` no longer matches `mean(x)`. The same holds for an
         # average of averages, along another axis, and for `(a @ p) @ a`. `(I - K H) @ P` is a
@@ -168,7 +166,7 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
             return [*ctx.eqn.invars[:2], *ctx.eqn.outvars]
         if not ctx.need & Need.EXPANDED:
             return ()
-        if at_least(1, reduction_depth(ctx.eqn)) or _is_quadratic(ctx):
+        if at_least(1, reduction_depth(ctx.eqn)) or is_quadratic(ctx.eqn, ctx.images):
             return ctx.eqn.invars[:2]  # an outer product, `(a @ p) @ a` or `(x @ q) @ q.T`
         pairs = zip(ctx.eqn.invars[:2], ctx.marks, strict=False)
         return [v for v, m in pairs if m.power or m.averaged == 2]
@@ -176,32 +174,14 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
     # products or over a batch.
     meets_squares = any([m.squares == 2 for m in ctx.marks])
     if name == "sub":
-        (b,) = more
-        meets_squares |= (a.sums_powers and b.crosses) or (b.sums_powers and a.crosses)
-        meets_squares |= bool((a.fresh and b.of_sums) or (b.fresh and a.of_sums))
+        for a, b in (ctx.marks, ctx.marks[::-1]):
+            meets_squares |= a.sums_powers and b.crosses > 0
+            meets_squares |= a.fresh > 0 and b.crosses == 2
     # Squared distances use the diagonal of a Gram matrix: `d[:, None] + d - 2 * gram`.
     meets_squares |= len(ctx.marks) == 2 and {m.gram for m in ctx.marks} == {1, 2}
     if meets_squares:
         return ctx.eqn.invars
     return cancelled(ctx.eqn, ctx.marks, ctx.images) if name == "sub" else ()
-
-
-def _is_quadratic(ctx: NeedContext) -> bool:
-    """Whether a contraction has an operand in common with the one that computes the other."""
-    a, b = _origins(ctx, ctx.eqn)
-    producers = [
-        (ctx.producers.get(v), other) for v, other in ((a, b), (b, a)) if not isinstance(v, Literal)
-    ]
-    return any(
-        producer is not None
-        and producer.primitive.name in _CONTRACTS
-        and any(other is v for v in _origins(ctx, producer))
-        for producer, other in producers
-    )
-
-
-def _origins(ctx: NeedContext, eqn: JaxprEqn) -> list[Atom]:
-    return [v if isinstance(v, Literal) else ctx.moved.get(v, v) for v in eqn.invars[:2]]
 
 
 def is_float32(eqn: JaxprEqn, marks: Sequence[Marks], need: Need) -> bool:
@@ -222,8 +202,7 @@ def _decomposed(ctx: NeedContext) -> Sequence[Any]:
         return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
     # In `h @ h.T` the operands may be rounded: the result is still a Gram matrix. In `h @ p @ h.T`
     # they need their digits: if `h @ p` is rounded, the result is no covariance.
-    a, b = _origins(ctx, ctx.eqn)
-    return () if a is b else ctx.eqn.invars[:2]
+    return () if holds_one_array(ctx.eqn, ctx.images) else ctx.eqn.invars[:2]
 
 
 def _snapped(ctx: NeedContext) -> Sequence[Any]:
@@ -232,35 +211,26 @@ def _snapped(ctx: NeedContext) -> Sequence[Any]:
     return ctx.eqn.invars if snaps or compares_whole else ()
 
 
-def _ranked(ctx: NeedContext) -> Sequence[Any]:
-    if ctx.eqn.primitive.name in _EXTREMES:
+def _sharp(ctx: NeedContext) -> Sequence[Any]:
+    name, marks = ctx.eqn.primitive.name, ctx.marks
+    if name in _MULTIPLIES_ALL | {"mul"}:
+        return _factors(ctx)
+    if name == "sub":
+        # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. Of
+        # `tanh(a) - tanh(b)` with near operands, 16 bits leave little. The derivative of a tanh
+        # also subtracts it from 1, but needs no digits there.
+        taken = subtracted_from_one(ctx.eqn)
+        producer = ctx.producers.get(taken)
+        is_slope = producer is not None and producer.primitive.name == "tanh"
+        is_sharp = not is_slope and (taken is not None or any([m.crowded for m in marks]))
+    elif name in _EXTREMES:
         # Near 1, many results of a tanh are equal in 16 bits. The gradient of their maximum, which
         # belongs to the largest one, would go to others as well.
-        return ctx.eqn.invars if ctx.marks[0].saturated else ()
-    if ctx.eqn.primitive.name not in _COMPARES:
-        return ctx.eqn.invars
-    # A comparison with an input or a constant is a threshold: it ranks nothing.
-    return () if any([m.given for m in ctx.marks]) else ctx.eqn.invars
-
-
-def _subtracted(ctx: NeedContext) -> Sequence[Any]:
-    # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. Of `tanh(a) - tanh(b)`
-    # with near operands, 16 bits leave little. The derivative of a tanh also subtracts it from 1,
-    # but needs no digits there.
-    taken = subtracted_from_one(ctx.eqn)
-    producer = ctx.producers.get(taken)
-    if producer is not None and producer.primitive.name == "tanh":
-        return ()
-    is_sharp = taken is not None or any([m.saturated for m in ctx.marks])
+        is_sharp = marks[0].crowded == 2
+    else:
+        # A comparison with an input or a constant is a threshold: it ranks nothing.
+        is_sharp = name not in _COMPARES or not any([m.given for m in marks])
     return ctx.eqn.invars if is_sharp else ()
-
-
-def _sharp(ctx: NeedContext) -> Sequence[Any]:
-    if ctx.eqn.primitive.name == "sub":
-        return _subtracted(ctx)
-    if ctx.eqn.primitive.name in _MULTIPLIES_ALL | {"mul"}:
-        return _factors(ctx)
-    return _ranked(ctx)
 
 
 def _nowhere(eqn: JaxprEqn) -> bool:

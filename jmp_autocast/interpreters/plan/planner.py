@@ -25,8 +25,7 @@ from .constant_range import constant_range
 from .copies import products_of
 from .data import Context, EquationPlan, Plan, Request, Source, ValueState, literal_state
 from .equation import plan_equation
-from .images import facts_of
-from .mark_sweep import Memo
+from .mark_sweep import Memo, marks_of
 from .need_sweep import needs_of, promoted_by_rules
 from .needs import EITHER, NOTHING, Need
 from .structural import plan_structural, planning_rule
@@ -184,7 +183,7 @@ class Planner:
         marks = [given[v].marks for v in jaxpr.invars]
         # A consumer of an output without a request is unknown, and may compute in float32.
         needed = [Need(r.needs) or (EITHER if r.dtype is None else Need.FULL) for r in requests]
-        facts = facts_of(jaxpr, marks, self.memo)
+        facts = marks_of(jaxpr, marks, self.memo)
         needs = needs_of(jaxpr, needed, self.memo, marks, path)
         states, equations = dict(given), []
         for i, eqn in enumerate(jaxpr.eqns):
@@ -193,9 +192,8 @@ class Planner:
                 literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars
             ]
             of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            of_operands = facts.marks.operands[i]
+            of_operands = facts.operands[i]
             if name in STRUCTURES:
-                of_operands = facts.given[i]
                 of_call = tuple([Request(needs=int(need)) for need in of_each])
                 pairs = zip(operands, of_operands, strict=True)
                 operands = [
@@ -219,7 +217,7 @@ class Planner:
                 of_call,
                 of_operands,
                 of_each[0] if of_each and not of_call else NOTHING,
-                facts.marks.kinds[i],
+                facts.kinds[i],
             )
             plan = self.plan_at(ctx)
             states.update(zip(eqn.outvars, plan.results, strict=True))
