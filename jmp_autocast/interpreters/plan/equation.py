@@ -496,7 +496,8 @@ def _consumers_decide(ctx: Context) -> EquationPlan | None:
     """
     plan = _voters_decide(ctx)
     code = plan.reason.code
-    is_float = plan.results[0].is_computed
+    # A value that the program declares in 16 bits stays in 16 bits.
+    is_float = plan.results[0].is_computed and ctx.declared(ctx.eqn.outvars[0]) == FLOAT32
     if code is ReasonCode.PROMOTE_LOW and is_float and (consumer := _needs_float32(ctx)):
         code = ReasonCode.LOG_GUARD if ctx.name in _SATURATES else ReasonCode.FEEDER
         return in_dtype(ctx, FLOAT32, Reason(code, READ_BY + consumer))

@@ -25,6 +25,7 @@ from ..primitives.structure import (
     has_rule,
     holds_rules,
     is_plain_call,
+    isolates,
 )
 from ..regions import Regions
 from .avals import is_16_bit
@@ -234,7 +235,7 @@ def read_low(
         s.source in sources
         and s.known_value is None
         and s.dtype == FLOAT32
-        and (s.source is None or id(v) not in moved)
+        and (s.source is None or isolates(ctx.eqn) or id(v) not in moved)
         for s, v in zip(ctx.given, inner.jaxpr.invars, strict=True)
     ]
     reads = read_dtypes(inner) if any(may_be) else may_be

@@ -230,4 +230,4 @@ def _of_full_size(ctx: Context) -> list[ValueState]:
     """Returns the states of the operands that have the shape of the result."""
     shape = aval_of(ctx.eqn.outvars[0]).shape
     pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
-    return [state for v, state in pairs if aval_of(v).shape == shape]
+    return [s for v, s in pairs if s.dtype is not None and aval_of(v).shape == shape]
