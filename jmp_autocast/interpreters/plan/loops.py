@@ -113,7 +113,7 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
         given,
         (*casts, *stacked),
         (*map(ValueState, carries), *ys),
-        _carry_reason(carries, accumulating, start),
+        _reason(carries, accumulating, start),
     )
 
 
@@ -202,10 +202,10 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
     return literal_guard([returned], [0], dtype) is None
 
 
-def _carry_reason(carries: _Dtypes, accumulating: frozenset[int], start: int) -> Reason:
+def _reason(carries: _Dtypes, accumulating: frozenset[int], start: int) -> Reason:
     """Returns why carries are float32; ``start`` is the position of the first initial value."""
     kept = [k for k, dtype in enumerate(carries) if dtype == FLOAT32]
-    code, why = ReasonCode.CARRY, "are float32 at the start or in the body"
+    code, why = ReasonCode.CARRY, "keep their declared dtypes"
     if accumulated := [k for k in kept if k in accumulating]:
         kept, code, why = accumulated, ReasonCode.CARRY_ACCUMULATOR, "accumulate"
     positions = tuple([start + k for k in kept])
@@ -230,11 +230,10 @@ def _while(planner: Plans, ctx: Context) -> EquationPlan:
         inner.append(planner.plan(body.jaxpr, inputs, requests, ctx.region.names))
     pairs = zip(dtypes, ctx.given[start:], strict=True)
     restored = [None if dtype == state.dtype else dtype for dtype, state in pairs]
-    kept = tuple([start + k for k, dtype in enumerate(dtypes) if dtype is not None])
     return EquationPlan(
         Inside(tuple(inner), all(plan.identity for plan in inner) and not any(restored)),
         ctx.given,
         (*(None,) * start, *restored),
         tuple(map(ValueState, dtypes)),
-        Reason(ReasonCode.CARRY, "carries keep their declared dtypes", kept),
+        _reason(dtypes, frozenset(), start),
     )

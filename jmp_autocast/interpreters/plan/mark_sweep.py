@@ -161,13 +161,18 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         given: The marks of the operands of its equation.
         memo: As for `marks_of`.
     """
-    inputs, jaxpr = [given[k] for k in body.operands], body_of(body.jaxpr)
+    inputs = [given[k] for k in body.operands]
     for i in body.carried:
         # The condition of a loop has no `carries`: there the carried values get no marks.
         inputs[i] = inputs[i]._replace(images=()) if body.carries else NONE
+    return _gone_round(body, inputs, memo)
+
+
+def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
+    """Returns the marks of a body's inputs, with the marks that iterations add to carries."""
     before: list[Marks] = []
     while body.carries and inputs != before:  # the loop ends: marks change in one direction only
-        before = list(inputs)
+        before, jaxpr = list(inputs), body_of(body.jaxpr)
         marks = lookup(marks_of(jaxpr, inputs, memo).values, jaxpr.outvars)
         for i, k in body.carries:
             inputs[i] = Marks.union([inputs[i], marks[k]])

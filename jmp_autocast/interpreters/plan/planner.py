@@ -73,8 +73,9 @@ class Planner:
         self.prepare: Preparation = Preparation(self.regions)
         options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
-        # Plans are not cached between programs if a rule function may decide differently at each
-        # call, or if an extension reads whole programs.
+        # Neither programs nor jaxprs share plans if a rule function may decide differently at each
+        # call or source line, or if an extension reads whole programs and may plan equal equations
+        # differently.
         self.key: Hashable = None if self._rule_functions or self._products else options
 
     def plan_program(
@@ -118,19 +119,13 @@ class Planner:
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
-        # Jaxprs share no plan if a rule function may depend on the source line, or if an extension
-        # may plan equal equations differently.
-        is_alone = self._rule_functions or self._products
-        kind = None if is_alone else kind_of(jaxpr)
-        plan = None if kind is None else self._kinds.get((kind, *question))
-        if plan is None:
-            plan = self._plan(jaxpr, *question)
-            if kind is not None:
-                self._kinds[kind, *question] = plan
-        else:
-            # Each jaxpr gets a plan object of its own, even if its equations were planned for
-            # another one.
-            plan = dataclasses.replace(plan, jaxpr=body_of(jaxpr))
+        kind = None if self.key is None else kind_of(jaxpr)
+        shared = (kind or id(jaxpr), *question)
+        if shared not in self._kinds:
+            self._kinds[shared] = self._plan(jaxpr, *question)
+        # Each jaxpr gets a plan object of its own, even if its equations were planned for another
+        # one.
+        plan = dataclasses.replace(self._kinds[shared], jaxpr=body_of(jaxpr))
         # In the key, `path` has only the scopes that the policy distinguishes; see `Regions`.
         # The cache keeps the jaxpr alive, or another could get its id.
         self._plans[key] = jaxpr, plan

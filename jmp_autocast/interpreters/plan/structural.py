@@ -263,7 +263,7 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
         ctx: The equation, which `structure.py` describes.
     """
     held, given = bodies(ctx.eqn), ctx.given
-    if any(body.carries for body in held) or not held:
+    if any(body.carries for body in held):
         # Only a planning rule knows which carries may have 16 bits: without one, nothing in a loop
         # is lowered.
         return keep(ctx, Reason(ReasonCode.KEEP, "a loop without a planning rule"))
