@@ -25,6 +25,7 @@ from .data import (
 from .mark_sweep import accumulated_in, inputs_of
 from .marks import NONE, PARAMETER
 from .need_sweep import needs_in_bodies
+from .needs import Need
 from .structural import INSIDE, Plans, cast_states, plans, read_low
 from .votes import literal_guard
 
@@ -67,7 +68,7 @@ def _entering(
     ]
 
 
-def _needs_of_carries(planner: Plans, ctx: Context) -> list[int]:
+def _needs_of_carries(planner: Plans, ctx: Context) -> list[Need]:
     """Returns the needs of the carries, in the next iteration and after the loop."""
     of_results = [request.needs for request in ctx.requests]
     *_, last = needs_in_bodies(ctx.eqn, of_results, planner.memo, ctx.marks, ctx.region.names)

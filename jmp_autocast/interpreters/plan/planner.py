@@ -1,7 +1,4 @@
-"""Plans jaxprs and equations under a policy; equal ones share a plan.
-
-`sweeps` decides the order in which the equations of one jaxpr are planned.
-"""
+"""Plans jaxprs and equations under a policy; equal ones share a plan."""
 
 from __future__ import annotations
 
@@ -59,17 +56,15 @@ class Planner:
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
-        self.memo: Memo = {"promoted": promoted_by_rules(policy)}
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
         self._products = products_of(policy)
         self._rule_functions = has_rule_functions(policy.rules)
         has_scopes = any(scope != "*" for scope, _, _ in policy.rules)
-        looks_at_names = has_scopes or self._rule_functions
         product = self._products.in_scope if self._products else None
-        marks_only = not (looks_at_names or all_paths)
+        marks_only = not (has_scopes or self._rule_functions or all_paths)
         self.regions: Regions = Regions(policy, marks_only, product, default_precision)
-        self.memo["regions"] = self.regions
+        self.memo: Memo = {"promoted": promoted_by_rules(policy), "regions": self.regions}
         self.prepare: Preparation = Preparation(self.regions)
         options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
