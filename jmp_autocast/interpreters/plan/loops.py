@@ -55,17 +55,12 @@ def _entering(
     body: Body,
     constants: Sequence[ValueState],
     carries: _Dtypes,
-    accumulating: frozenset[int],
 ) -> list[ValueState]:
     """Returns the states of a loop's constants and carries in its body."""
     # Each source is loop-invariant in the body.
     fixed = [dataclasses.replace(s, loop_invariant=True) if s.source else s for s in constants]
     marks = inputs_of(body, ctx.marks, planner.memo)[body.fixed :]
-    pairs = enumerate(zip(carries, marks, strict=False))
-    return [
-        *fixed,
-        *[ValueState(d, marks=m._replace(summed=k in accumulating)) for k, (d, m) in pairs],
-    ]
+    return [*fixed, *[ValueState(d, marks=m) for d, m in zip(carries, marks, strict=False)]]
 
 
 def _needs_of_carries(planner: Plans, ctx: Context) -> list[Need]:
@@ -86,7 +81,7 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
     accumulating = _accumulating(planner, ctx, body)
 
     def plan_body(carries: _Dtypes, returned: _Dtypes) -> Plan:
-        inputs = _entering(planner, ctx, body, constants, carries, accumulating)
+        inputs = _entering(planner, ctx, body, constants, carries)
         requests = [*map(Request, returned, needs), *ctx.requests[len(needs) :]]
         return planner.plan(body.jaxpr, [*inputs, *xs], requests, ctx.region.names)
 
@@ -225,8 +220,7 @@ def _while(planner: Plans, ctx: Context) -> EquationPlan:
     start, inner = len(ctx.given) - len(dtypes), []
     for body in bodies(ctx.eqn):
         constants = [ctx.given[i] for i in body.operands[: body.fixed]]
-        accumulated = accumulated_in(body, planner.memo)
-        inputs = _entering(planner, ctx, body, constants, dtypes, accumulated)
+        inputs = _entering(planner, ctx, body, constants, dtypes)
         requests = [Request()] if None in body.results else returned
         inner.append(planner.plan(body.jaxpr, inputs, requests, ctx.region.names))
     pairs = zip(dtypes, ctx.given[start:], strict=True)

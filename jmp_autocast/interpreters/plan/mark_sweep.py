@@ -141,14 +141,10 @@ def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Mar
     for body in bodies(eqn):
         jaxpr = body_of(body.jaxpr)
         inner = marks_of(jaxpr, inputs_of(body, given, memo), memo)
-        accumulated = accumulated_in(body, memo)
-        for k, (r, m) in enumerate(
-            zip(body.results, lookup(inner.values, jaxpr.outvars), strict=True)
-        ):
+        for r, m in zip(body.results, lookup(inner.values, jaxpr.outvars), strict=True):
             if r is not None:
-                found[r].append(m._replace(summed=True) if k in accumulated else m)
-    marks = [Marks.union(several) if several else NONE for several in found]
-    return [m._replace(fixed=True) for m in marks] if all([m.fixed for m in given]) else marks
+                found[r].append(m)
+    return [Marks.union(several) if several else NONE for several in found]
 
 
 def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
