@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from ...policies import CastPolicy, Policy
+from ...policies.registry import registered_rules
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, body_of
 from ..primitives.structure import STRUCTURES, Body, bodies
 from .consumers import reads
@@ -36,7 +38,7 @@ def needs_of(
     if (known := memo.get(key)) is not None:
         return known
     producers = {v: eqn for eqn in jaxpr.eqns for v in eqn.outvars}
-    needs: dict[Any, Need] = {}
+    promoted, needs = memo.get("promoted", ()), {}
 
     def add(atoms: Sequence[Atom], need: Need) -> None:
         for v in atoms:
@@ -63,7 +65,8 @@ def needs_of(
                     if r is not None and not isinstance(v, Literal):
                         add([eqn.outvars[r]], within.get(v, NOTHING) & Need.SHARED)
             continue
-        passed = of_results & THROUGH.get(name, NOTHING)
+        through = THROUGH.get(name, NOTHING)
+        passed = of_results & (through | Need.LEADS if name in promoted else through)
         for row in STOPPED if passed else ():
             if passed & row.need and row.stops(eqn):
                 passed &= ~row.need
@@ -75,6 +78,13 @@ def needs_of(
                 add(row.operands(ctx), row.need)
     memo[key] = needs
     return needs
+
+
+def promoted_by_rules(policy: Policy) -> frozenset[str]:
+    """Returns the primitives that a user's rule may promote: LEADS passes through them."""
+    rules = [*registered_rules(), *((name, rule) for _, name, rule in policy.rules)]
+    names = [name for name, rule in rules if rule is CastPolicy.PROMOTE or callable(rule)]
+    return frozenset(names) - STRUCTURES.keys()
 
 
 class ReadIn(NamedTuple):

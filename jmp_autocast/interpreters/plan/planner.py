@@ -24,7 +24,7 @@ from .data import Context, EquationPlan, Plan, Request, Source, ValueState, lite
 from .equation import plan_equation
 from .mark_sweep import Memo, marks_of
 from .marks import Marks
-from .need_sweep import Needs, needs_of
+from .need_sweep import Needs, needs_of, promoted_by_rules
 from .needs import EITHER, NOTHING, Need
 from .structural import plan_structural, planning_rule
 from .votes import rounded_stream
@@ -64,7 +64,7 @@ class Planner:
         product = self._products.in_scope if self._products else None
         marks_only = not (has_scopes or self._rule_functions or all_paths)
         self.regions: Regions = Regions(policy, marks_only, product, default_precision)
-        self.memo: Memo = {"regions": self.regions}
+        self.memo: Memo = {"promoted": promoted_by_rules(policy), "regions": self.regions}
         self.prepare: Preparation = Preparation(self.regions)
         options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
