@@ -197,7 +197,9 @@ class Planner:
         has_range = any([state.const_range is not None for state in ctx.given])
         if is_alone or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
             return rounded_stream(ctx, plan_equation(ctx))
-        signature = (ctx.kind, ctx.region, ctx.need, *ctx.given)
+        region = ctx.region
+        precision = region.compute_dtype, region.cause, region.rule, region.precision
+        signature = (ctx.kind, *precision, ctx.need, *ctx.given)
         if (plan := self._equations.get(signature)) is None:
             # The plan can be shared: the states that it holds are part of the signature.
             plan = self._equations[signature] = rounded_stream(ctx, plan_equation(ctx))
