@@ -356,6 +356,6 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
             action = Move() if is_exact else KEEP
             kind = Source.CONST if is_exact else Source.DATA
             result = ValueState(target, kind, may_be_rounded=is_exact)
-        if known is not None:
+        if known is not None and (source is not None or of.kind in "biu"):
             result = ValueState(target, Source.LITERAL, known)
     return EquationPlan(action, ctx.given, (operand,), (result,), reason)
