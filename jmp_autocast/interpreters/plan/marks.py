@@ -144,12 +144,11 @@ def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
         eqn: The equation.
         marks: The marks of its operands.
     """
-    shapes = [getattr(v.aval, "shape", None) for v in eqn.invars]  # a token has no shape
-    shape = getattr(eqn.outvars[0].aval, "shape", None)
+    shape = getattr(eqn.outvars[0].aval, "shape", None)  # a token has no shape
     return [
         i
         for i, (v, m) in enumerate(zip(eqn.invars, marks, strict=True))
-        if shapes[i] == shape and not m.spread and not isinstance(v, Literal)
+        if getattr(v.aval, "shape", None) == shape and not m.spread and not isinstance(v, Literal)
     ]
 
 

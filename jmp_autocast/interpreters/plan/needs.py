@@ -138,9 +138,8 @@ def _factors(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name != "mul":
         return ctx.eqn.invars[:1]
     # A factor of a long product needs its digits, and so does a factor of an accumulator.
-    (a, b), (ma, mb) = ctx.eqn.invars, ctx.marks
     is_added = bool(ctx.need & Need.ADDED)
-    pairs = ((a, mb), (b, ma))
+    pairs = zip(ctx.eqn.invars, ctx.marks[::-1], strict=True)
     return [v for v, m in pairs if m.factors >= MOST_FACTORS or (is_added and m.summed)]
 
 
