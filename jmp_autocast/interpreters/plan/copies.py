@@ -24,15 +24,19 @@ class Tag(Protocol):
     @property
     def in_slices(self) -> bool:
         """Whether copies of the source are encoded slice by slice, along its first dimensions."""
+        ...
 
     def moved(self, is_whole: bool) -> Tag | None:
         """Returns the tag after a move, of all elements (``is_whole``) or of some."""
+        ...
 
     def sliced(self) -> Tag | None:
         """Returns the tag of a slice along the first dimension, which a loop iteration reads."""
+        ...
 
     def gives(self, key: CopyKey) -> bool:
         """Returns whether a loop takes slices of a copy, in place of slices of the source."""
+        ...
 
 
 class Encoding(Protocol):
@@ -41,6 +45,7 @@ class Encoding(Protocol):
     @property
     def when_moved(self) -> Literal["moves", "stays", "anew"]:
         """Says whether the copy of a moved array moves, too, stays the same, or is made anew."""
+        ...
 
     def copies(self, x: Any, known: Mapping[CopyKey, Any], tag: Tag | None) -> dict[CopyKey, Any]:
         """Returns the copy of an array, and the copies that are computed along with it.
@@ -50,6 +55,7 @@ class Encoding(Protocol):
             known: Its copies so far.
             tag: Its tag.
         """
+        ...
 
     def enters(self, tag: Tag | None, runs_again: bool) -> bool:
         """Returns whether a call outside of loops takes the copy as an operand.
@@ -58,6 +64,7 @@ class Encoding(Protocol):
             tag: The tag of the source.
             runs_again: The call is a checkpoint: its operands are residuals.
         """
+        ...
 
 
 CopyKey: TypeAlias = np.dtype | Encoding
@@ -86,9 +93,11 @@ class Products(Protocol):
     @property
     def tag(self) -> Tag:
         """The tag of the program's parameters."""
+        ...
 
     def look_at(self, jaxpr: AnyJaxpr) -> None:
         """Reads the program before it is planned; the jaxpr outlives this object."""
+        ...
 
     def in_scope(self, name: str) -> PlansProduct | None:
         """Returns a function that plans the products of a region, None for plain 16-bit products.
@@ -96,6 +105,7 @@ class Products(Protocol):
         Args:
             name: The policy's choice for the scope, "" without one.
         """
+        ...
 
 
 _PRODUCTS: list[Callable[[Policy], Products | None]] = []

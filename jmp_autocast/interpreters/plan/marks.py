@@ -70,7 +70,7 @@ class Marks(NamedTuple):
             scaled as well. A bias that is added to it is about as large.
         power: 2 for a square, 1 for a product of two values of the result's size or an outer
             product; since then only moved.
-        squares: A sum of squares or its root, even if scaled or summed with other values.
+        squares: 2 for a sum of squares, even if scaled or summed with other values; 1 for its root.
         sums_powers: A contraction of values with `power`; since then only moved and scaled.
         crosses: 2 for a product of two averages, 1 for a product of two contractions or the square
             of one; since then only moved and scaled.
@@ -106,7 +106,7 @@ class Marks(NamedTuple):
     given: int = 0
     fresh: int = 0
     power: int = 0
-    squares: bool = False
+    squares: int = 0
     sums_powers: bool = False
     crosses: int = 0
     counted: bool = False
@@ -297,8 +297,13 @@ def _power(it: Operands, mark: str) -> int:
 
 
 def _squares(it: Operands, mark: str) -> int:
+    squares = _most(it, mark)
+    if it.name == "sqrt":
+        return squares // 2
+    if squares == 1:
+        return 2 if _power(it, mark) == 2 else 0
     # `y * std` loses the mark: there the root of a sum of squares is a scale, and no distance.
-    return _scaled(it, mark) if it.name in _SCALES else _most(it, mark)
+    return _scaled(it, mark) if it.name in _SCALES else squares
 
 
 def _crosses(it: Operands, mark: str) -> int:
@@ -445,11 +450,12 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
         return None
     m = marks[0]
     if name == "broadcast_in_dim" and not is_as_large(eqn.invars[0], eqn.outvars[0]):
-        return m._replace(factors=0, spread=m.spread or assumed_size(element_count(eqn.invars[0])))
+        spread = m.spread or assumed_size(element_count(eqn.invars[0]))
+        return m._replace(summed=False, factors=0, spread=spread)
     if name == "cumsum":
         return COUNTED if m.spread or m.counted else Marks(whole=m.whole, wide=True)
     if name in _ADDS_UP:
-        found = Marks(squares=True) if m.power == 2 else Marks(averaged=2)
+        found = Marks(squares=2) if m.power == 2 else Marks(averaged=2)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole, wide=True)
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
@@ -475,7 +481,7 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
         convolved=2 if eqn.primitive.name == "conv_general_dilated" else 0,
         fresh=2,
         power=int(at_least(1, reduction_depth(eqn))),
-        squares=is_sum_of_squares,
+        squares=2 if is_sum_of_squares else 0,
         sums_powers=any([m.power or m.sums_powers for m in marks]),
         gram=2 if is_gram and not is_sum_of_squares else 0,
         bound=int(is_sum_of_squares),

@@ -165,7 +165,7 @@ def _expanded(ctx: NeedContext) -> Sequence[Any]:
         return [v for v, m in pairs if m.power or m.averaged == 2]
     # Sums with squares are `|x|^2 - 2 x.y`, and `E[xy] - E[x] E[y]` with means by convolutions, by
     # products or over a batch.
-    meets_squares = any([m.squares for m in ctx.marks])
+    meets_squares = any([m.squares == 2 for m in ctx.marks])
     if name == "sub":
         for a, b in (ctx.marks, ctx.marks[::-1]):
             meets_squares |= a.sums_powers and b.crosses > 0
