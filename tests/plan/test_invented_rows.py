@@ -23,7 +23,7 @@ ROWS = {
     "interpreters/plan/needs.py": (
         "\nROWS = (\n",
         '    Row(Need.INVENTED, frozenset(("invented",)), lambda ctx: ctx.eqn.invars,\n'
-        '        frozenset(), "it went wrong", having("saturates"), "what was invented"),\n',
+        '        frozenset(), "it went wrong", "what was invented", having("saturates")),\n',
     ),
 }
 MEMBER = (

@@ -28,9 +28,7 @@ from .marks import (
     CONSTANT,
     NONE,
     NUMBER,
-    NUMBERS,
     Marks,
-    is_real,
     marks_of_contraction,
     marks_of_result,
 )
@@ -104,12 +102,12 @@ def lookup(all_marks: Mapping[Any, Marks], atoms: Sequence[Atom]) -> list[Marks]
 
 def _of_number(literal: Literal) -> Marks:
     val, aval = literal.val, aval_of(literal)
-    if not is_real(aval.dtype):
+    if aval.dtype.kind == "c":
         return NUMBER
     # NumPy warns at a comparison of a bfloat16 NaN, so Python floats are compared.
     numbers = [float(x) for x in (np.ravel(val) if aval.shape else (val,))]
     bound = -1 if any([x < 0 for x in numbers]) else 1
-    return NUMBERS[bound, all([x.is_integer() for x in numbers])]
+    return NUMBER._replace(bound=bound, whole=all([x.is_integer() for x in numbers]))
 
 
 def _of_equal(

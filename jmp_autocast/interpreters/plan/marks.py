@@ -1,7 +1,7 @@
 """Marks: forward facts about how a value is computed, as one table.
 
-Marks do not depend on dtypes. Each row of `ROWS` has a mark, the primitives that make it, the
-primitives through which it passes, and a function that joins the marks of operands.
+Marks do not depend on dtypes. Each row of `ROWS` has a mark, primitives whose results may have it,
+and a function that returns the mark of a result from the operands.
 
 **Chains.** A value that is added to again and again is an accumulator: the residual stream of a
 transformer, the state of an integrator, a sum over experts. In 16 bits each sum rounds the whole
@@ -22,7 +22,6 @@ after a product helps: `exp(s) @ v / exp(s).sum()` was infinite.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -30,7 +29,7 @@ import jax.numpy as jnp
 
 from ...policies import DEFAULT_RULES, FULL_POLICIES, CastPolicy
 from ..compat import JaxprEqn, Literal, assumed_size, aval_of
-from ..primitives.reading import exponent, iota_length, is_norm, reduction_depth
+from ..primitives.reading import exponent, is_norm, reduction_depth
 from ..primitives.traits import BACKWARD, FOLDS, having
 from .avals import at_least, element_count, is_as_large
 
@@ -48,19 +47,11 @@ _PICKS = having("picks")
 _SNAPS = having("snaps") | {"sign"}
 _KEEPS_WHOLE = having("affine") | having("rounds") | having("chooses") | _ADDS_UP
 _KEEPS_WHOLE |= {"square", "integer_pow", "pow", "exp2", "cumsum"}
-_KEEPS_COUNT = having("affine") | {"rem", "floor", "sign", "integer_pow"}
-_LARGEST = frozenset(("reduce_max", "cummax", "pmax", "reduce_window_max"))
-_SATURATES = having("saturates")
-_OF_FULL_SIZE = ("summed", "factors", "convolved", "scaled", "exponential")
 _WIDE = frozenset(name for name, rule in DEFAULT_RULES.items() if rule in FULL_POLICIES)
 _PROMOTES = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is CastPolicy.PROMOTE)
 _PROMOTES -= REARRANGES
 MOST_FACTORS = 2
-_OF_ALL = frozenset(
-    """
-    convolved spread given fresh largest whole crowded fixed averaged
-    """.split()
-)
+_OF_ALL = frozenset("convolved spread given fresh largest whole crowded fixed averaged".split())
 
 
 class Marks(NamedTuple):
@@ -69,8 +60,8 @@ class Marks(NamedTuple):
     Args:
         summed: A sum of two computed values of the result's size; since then only cheap operations.
         factors: The number of products of values of the result's size behind it, up to two.
-        convolved: The result of a convolution; since then only elementwise operations.
-        scaled: A given factor scales it, and nothing has shifted it since: it may be small beside
+        convolved: 2 for the result of a convolution; since then only elementwise operations. 1 if
+            a given factor scales it, and nothing has shifted it since: it may be small beside
             other summands.
         spread: The number of elements before a broadcast, as of a bias; 0 without a broadcast.
         given: 1 for an input or a constant of the program, or elements of one; 2 for a parameter; 3
@@ -110,8 +101,7 @@ class Marks(NamedTuple):
 
     summed: bool = False
     factors: int = 0
-    convolved: bool = False
-    scaled: bool = False
+    convolved: int = 0
     spread: int = 0
     given: int = 0
     fresh: int = 0
@@ -144,15 +134,7 @@ GIVEN = Marks(given=1)
 PARAMETER = Marks(given=2)
 CONSTANT = Marks(given=1, fixed=True)
 NUMBER = Marks(given=3, fixed=True)
-NUMBERS = {
-    (bound, whole): NUMBER._replace(bound=bound, whole=whole)
-    for bound in (-1, 1)
-    for whole in (False, True)
-}
-"""The marks of real literals by their sign, and by whether they are whole numbers."""
 COUNTED = Marks(counted=True, whole=True)
-BITS = Marks(bound=1, whole=True)
-_UNMARKED = (NONE, NUMBER, *NUMBERS.values())
 
 
 def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
@@ -162,28 +144,30 @@ def full_size(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
         eqn: The equation.
         marks: The marks of its operands.
     """
-    shapes = [getattr(v.aval, "shape", None) for v in eqn.invars]  # a token has no shape
-    shape = getattr(eqn.outvars[0].aval, "shape", None)
+    shape = getattr(eqn.outvars[0].aval, "shape", None)  # a token has no shape
     return [
         i
         for i, (v, m) in enumerate(zip(eqn.invars, marks, strict=True))
-        if shapes[i] == shape and not m.spread and not isinstance(v, Literal)
+        if getattr(v.aval, "shape", None) == shape and not m.spread and not isinstance(v, Literal)
     ]
 
 
-def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> list[int]:
-    """Returns the positions of the summands of a chain's sum, [] for any other equation."""
+def _adds_two(eqn: JaxprEqn, marks: Sequence[Marks]) -> bool:
+    """Whether an equation is a sum or difference of two values of its size."""
+    return eqn.primitive.name in _SUMS and len(full_size(eqn, marks)) == 2
+
+
+def _is_convolved(summands: Sequence[Marks]) -> bool:
+    """Whether all summands are results of convolutions, and none is scaled."""
+    return all(m.convolved == 2 for m in summands)
+
+
+def adds(eqn: JaxprEqn, marks: Sequence[Marks]) -> bool:
+    """Returns whether an equation is a sum in a chain."""
     # An input or a constant belongs to no chain: in a batch of one example, the bias of `h @ w + b`
     # has the size of the product.
-    if eqn.primitive.name not in _SUMS or any([m.given for m in marks]):
-        return []
-    summands = full_size(eqn, marks)
-    return summands if len(summands) == 2 and not is_convolved(marks) else []
-
-
-def is_convolved(summands: Sequence[Marks]) -> bool:
-    """Returns whether all summands have the mark `convolved`, and none has the mark `scaled`."""
-    return bool(summands) and all(m.convolved and not m.scaled for m in summands)
+    is_given = any([m.given for m in marks])
+    return not is_given and _adds_two(eqn, marks) and not _is_convolved(marks)
 
 
 def is_stream(eqn: JaxprEqn, marks: Sequence[Marks], of_all: bool) -> bool:
@@ -196,14 +180,11 @@ def is_stream(eqn: JaxprEqn, marks: Sequence[Marks], of_all: bool) -> bool:
             a parameter, as a bias or a learned position is. At other levels only a sum in the
             stream of a convolutional network counts.
     """
-    if eqn.primitive.name not in _SUMS:
-        return False
-    summands = [marks[i] for i in full_size(eqn, marks)]
-    if len(summands) < 2 or (of_all and eqn.primitive.name == "sub"):
+    if not _adds_two(eqn, marks) or (of_all and eqn.primitive.name == "sub"):
         return False
     if of_all:
-        return not any([m.fixed or m.given > GIVEN.given for m in summands])
-    return is_convolved(summands)
+        return not any([m.fixed or m.given > GIVEN.given for m in marks])
+    return _is_convolved(marks)
 
 
 def accumulates(eqn: JaxprEqn, marks: Sequence[Marks], is_added: bool) -> bool:
@@ -214,8 +195,7 @@ def accumulates(eqn: JaxprEqn, marks: Sequence[Marks], is_added: bool) -> bool:
         marks: The marks of its operands.
         is_added: The result of the equation is a summand of another sum.
     """
-    summands = adds(eqn, marks)
-    return bool(summands) and (is_added or any([marks[i].summed for i in summands]))
+    return (is_added or any([m.summed for m in marks])) and adds(eqn, marks)
 
 
 class Operands(NamedTuple):
@@ -250,22 +230,15 @@ class Operands(NamedTuple):
         return self.marks[i].bound or int(is_scale)
 
 
-@functools.cache
-def is_real(dtype: Any) -> bool:
-    """Returns whether a dtype is that of real numbers or bools."""
-    is_number = jnp.issubdtype(dtype, jnp.number) or dtype.kind == "b"
-    return is_number and not jnp.issubdtype(dtype, jnp.complexfloating)
-
-
 # --- how the marks of operands are joined -------------------------------------------------------
+
+
+def _always(it: Operands, mark: str) -> bool:
+    return True
 
 
 def _most(it: Operands, mark: str) -> int:
     return max([getattr(m, mark) for m in it.marks])
-
-
-def _all_large(it: Operands, mark: str) -> bool:
-    return bool(it.large) and all([getattr(it.marks[i], mark) for i in it.large])
 
 
 def _scaled_by_given(it: Operands, mark: str) -> int:
@@ -294,26 +267,27 @@ def _unbounded_cases(it: Operands, mark: str) -> bool:
 # --- chains -------------------------------------------------------------------------------------
 
 
-def _factors(it: Operands) -> int:
+def _factors(it: Operands, mark: str) -> int:
+    if it.name != "mul" or len(it.large) != 2:
+        return _most(it, mark)
     if it.eqn.invars[0] is it.eqn.invars[1]:  # a square is no chain of products
         return 0
-    if len(it.large) != 2:
-        return _most(it, "factors")
     return min(MOST_FACTORS, 1 + max([it.marks[i].factors for i in it.large]))
 
 
-def _scaled_last(it: Operands, mark: str) -> bool:
+def _convolved(it: Operands, mark: str) -> int:
+    least = min([it.marks[i].convolved for i in it.large], default=0)
     small = [bool(m.given) for i, m in enumerate(it.marks) if i not in it.large]
-    if small and it.name in _SCALES:
-        return any(small)
-    is_shifted = small and it.name in ("add", "sub")
-    return not is_shifted and any([it.marks[i].scaled for i in it.large])
+    if not small or it.name not in _SCALES | {"add", "sub"}:
+        return least
+    is_scaled = it.name in _SCALES and any(small)
+    return min(2 * least, 2 - is_scaled)
 
 
 # --- squares ------------------------------------------------------------------------------------
 
 
-def _power(it: Operands) -> int:
+def _power(it: Operands, mark: str) -> int:
     if it.name == "square" or exponent(it.eqn) == 2:
         return 2
     if it.name != "mul":
@@ -327,14 +301,14 @@ def _squares(it: Operands, mark: str) -> int:
     if it.name == "sqrt":
         return squares // 2
     if squares == 1:
-        return 2 if _power(it) == 2 else 0
+        return 2 if _power(it, mark) == 2 else 0
     # `y * std` loses the mark: there the root of a sum of squares is a scale, and no distance.
     return _scaled(it, mark) if it.name in _SCALES else squares
 
 
 def _crosses(it: Operands, mark: str) -> int:
-    least = min([m.averaged or bool(m.fresh) for m in it.marks])
-    is_cross = _power(it) or (it.name == "mul" and least == 2)
+    least = min([m.averaged for m in it.marks])
+    is_cross = _power(it, mark) or (it.name == "mul" and least == 2)
     return max(least if is_cross else 0, _scaled(it, mark))
 
 
@@ -349,7 +323,7 @@ def _counted(it: Operands, mark: str) -> bool:
     return len(others) < len(pairs) and are_numbers
 
 
-def _whole(it: Operands) -> bool:
+def _whole(it: Operands, mark: str) -> bool:
     pairs = zip(it.eqn.invars, it.marks, strict=True)
     floats = [m.whole for v, m in pairs if jnp.issubdtype(aval_of(v).dtype, jnp.floating)]
     return bool(floats) and all(floats)
@@ -358,13 +332,13 @@ def _whole(it: Operands) -> bool:
 # --- bounds -------------------------------------------------------------------------------------
 
 
-def _ended(it: Operands) -> int:
+def _ended(it: Operands, mark: str) -> int:
     # A `max` or a `min` with a number, or with an operand that has this bound, has the bound.
     side = 1 if it.name == "max" else -1
     return side if len(it.large) < len(it.marks) or side in map(it.bound, it.cases) else 0
 
 
-def _common(it: Operands) -> int:
+def _common(it: Operands, mark: str) -> int:
     # A value less the largest of its row is at most 0. A subtracted bias or mean bounds nothing.
     if it.name == "sub" and it.marks[1].largest:
         return -1
@@ -392,67 +366,58 @@ def _by_given(it: Operands, mark: str) -> bool:
 
 
 class Row(NamedTuple):
-    """A mark of results: the primitives that make it, and those through which it passes.
+    """A mark, and the primitives whose results may have it.
 
     Args:
         mark: The name of the mark.
-        made_by: Primitives that make it, whatever the marks of their operands are.
-        makes: Returns the mark that an equation of these primitives makes.
-        through: Primitives through which the mark passes from operands to results.
-        joins: Returns the mark that passes, from the operands and the mark's name.
+        primitives: The names of the primitives.
+        value: Returns the mark of a result, from the operands and the mark's name.
     """
 
     mark: str
-    made_by: Iterable[str] = ()
-    makes: Callable[[Operands], int] = lambda it: 1
-    through: Iterable[str] = ()
-    joins: Callable[[Operands, str], int] = _most
+    primitives: Iterable[str]
+    value: Callable[[Operands, str], int] = _most
 
 
 ROWS = (
-    Row("summed", _SUMS, lambda it: bool(adds(it.eqn, it.marks)), _CHEAP),
-    Row("factors", ("mul",), _factors, _CHEAP - {"mul"}),
-    Row("convolved", through=_OF_ELEMENTS, joins=_all_large),
-    Row("scaled", through=_OF_ELEMENTS, joins=_scaled_last),
-    Row("spread", through=_CHEAP, joins=lambda it, mark: min([m.spread for m in it.marks])),
-    Row("fresh", through=having("shifts") | {"neg", "select_n", "concatenate"}),
-    Row("fresh", through=_SCALES, joins=lambda it, mark: min(1, _scaled_by_given(it, mark))),
-    Row("power", ("square", "integer_pow", "mul"), _power, _JOINS),
-    Row("squares", through=_CHEAP | {"sqrt"}, joins=_squares),
-    Row("sums_powers", through=_SCALES | _JOINS, joins=_scaled),
-    Row("averaged", through=_SCALES | _JOINS, joins=_scaled),
-    Row("crosses", through=_SCALES | {"square", "integer_pow"}, joins=_crosses),
-    Row("gram", through=_SCALES | _SUMS | {"neg", "select_n"}, joins=_least_computed),
-    Row("counted", through=_KEEPS_COUNT, joins=_counted),
-    Row("wide", _WIDE),
-    Row("wide", through=_PROMOTES),
-    Row("whole", _SNAPS),
+    Row("summed", _CHEAP, lambda it, mark: _most(it, mark) or adds(it.eqn, it.marks)),
+    Row("factors", _CHEAP, _factors),
+    Row("convolved", _OF_ELEMENTS, _convolved),
+    Row("fresh", having("shifts") | {"neg", "select_n", "concatenate"}),
+    Row("fresh", _SCALES, lambda it, mark: min(1, _scaled_by_given(it, mark))),
+    Row("power", ("square", "integer_pow", "mul"), _power),
+    Row("squares", _CHEAP | {"sqrt"}, _squares),
+    Row("sums_powers", _SCALES | _JOINS, _scaled),
+    Row("averaged", _SCALES | _JOINS, _scaled),
+    Row("crosses", _SCALES | {"square", "integer_pow"}, _crosses),
+    Row("gram", _SCALES | _SUMS | {"neg", "select_n"}, _least_computed),
+    Row("counted", having("affine") | {"rem", "floor", "sign", "integer_pow"}, _counted),
+    Row("wide", _WIDE, _always),
+    Row("wide", _PROMOTES),
+    Row("whole", _SNAPS, _always),
     Row("whole", _KEEPS_WHOLE - _SNAPS - {"div"}, _whole),
-    Row("crowded", _SATURATES | having("turns") | {"sqrt"}, lambda it: 1 + (it.name in _SATURATES)),
-    Row("crowded", through=_SCALES, joins=_scaled_by_given),
-    Row("crowded", through=having("shifts") | having("fuses") - REARRANGES),
-    Row("largest", _LARGEST),
-    Row("largest", through=("max", "add")),
-    Row("largest", through=("select_n",), joins=_least_computed),
-    Row("bound", (*_EXP, "abs", "sqrt")),
-    Row("bound", ("neg",), lambda it: -it.bound(0)),
-    Row("bound", ("mul", "div"), lambda it: it.bound(0) * it.bound(1)),
-    Row("bound", ("square", "integer_pow", "mul"), lambda it: _power(it) // 2),
+    Row("crowded", having("turns") | {"sqrt"}, _always),
+    Row("crowded", having("saturates"), lambda it, _: 2),
+    Row("crowded", _SCALES, _scaled_by_given),
+    Row("crowded", having("shifts") | having("fuses") - REARRANGES),
+    Row("largest", ("reduce_max", "cummax", "pmax", "reduce_window_max"), _always),
+    Row("largest", ("max", "add", "select_n")),
+    Row("bound", (*_EXP, "abs", "sqrt"), _always),
+    Row("bound", ("neg",), lambda it, _: -it.bound(0)),
+    Row("bound", ("mul", "div"), lambda it, _: it.bound(0) * it.bound(1)),
+    Row("bound", ("square", "integer_pow", "mul"), lambda it, mark: _power(it, mark) // 2),
     Row("bound", ("max", "min", "clamp"), _ended),
     Row("bound", _SUMS | {"select_n"}, _common),
-    Row("exponential", _EXP, lambda it: it.bound(0) >= 0),
-    Row("exponential", through=_JOINS),
-    Row("exponential", through=having("shifts") | {"neg", "select_n"}, joins=_unbounded_cases),
-    Row("exponential", through=("mul",), joins=_masked_or_scaled),
-    Row("exponential", through=("div",), joins=_by_given),
+    Row("exponential", _EXP, lambda it, _: it.bound(0) >= 0),
+    Row("exponential", _JOINS),
+    Row("exponential", having("shifts") | {"neg", "select_n"}, _unbounded_cases),
+    Row("exponential", ("mul",), _masked_or_scaled),
+    Row("exponential", ("div",), _by_given),
 )
-_MADE: dict[str, list[Row]] = {}
-_PASSED: dict[str, list[Row]] = {}
+_ROWS_OF: dict[str, list[Row]] = {}
 for _row in ROWS:
-    for _name in _row.made_by:
-        _MADE.setdefault(_name, []).append(_row)
-    for _name in _row.through:
-        _PASSED.setdefault(_name, []).append(_row)
+    for _name in _row.primitives:
+        _ROWS_OF.setdefault(_name, []).append(_row)
 
 
 def marks_of_result(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks:
@@ -469,15 +434,10 @@ def marks_of_result(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks:
         return NONE
     if name in FOLDS and all([m.given == NUMBER.given for m in marks]):
         return NUMBER
-    made_here = _MADE.get(name, ())
-    passed = _PASSED.get(name, ()) if any([m not in _UNMARKED for m in marks]) else ()
-    if not (made_here or passed):
-        return NONE
     it = Operands(eqn, marks, full_size(eqn, marks))
-    made: dict[str, Any] = {r.mark: value for r in made_here if (value := r.makes(it))}
-    for row in passed:
-        if value := row.joins(it, row.mark):
-            made[row.mark] = max(value, made.get(row.mark, 0))
+    rows = _ROWS_OF.get(name, ())
+    # Of several rows with one mark, the last one that returns a mark decides.
+    made: dict[str, Any] = {row.mark: m for row in rows if (m := row.value(it, row.mark))}
     return Marks(**made)
 
 
@@ -485,27 +445,24 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
     """Returns the marks of an `iota`, or of one array that is moved, cast, spread or added up."""
     name = eqn.primitive.name
     if name == "iota":
-        return NONE if at_least(2, iota_length(eqn)) else COUNTED
+        return COUNTED
     if not marks:
         return None
     m = marks[0]
     if name == "broadcast_in_dim" and not is_as_large(eqn.invars[0], eqn.outvars[0]):
-        kept = {"spread": m.spread or assumed_size(element_count(eqn.invars[0]))}
-        return m._replace(**kept, **dict.fromkeys(_OF_FULL_SIZE, 0))
+        spread = m.spread or assumed_size(element_count(eqn.invars[0]))
+        return m._replace(summed=False, factors=0, spread=spread)
     if name == "cumsum":
         return COUNTED if m.spread or m.counted else Marks(whole=m.whole, wide=True)
     if name in _ADDS_UP:
         found = Marks(squares=2) if m.power == 2 else Marks(averaged=2)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole, wide=True)
-    if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
-        # The pick may take each repeated element once: its result counts as not broadcast.
-        m = m._replace(spread=0)
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":
         dtype = aval_of(eqn.invars[0]).dtype
         if jnp.issubdtype(dtype, jnp.bool_):
-            return BITS
+            return Marks(bound=1, whole=True)
         if jnp.issubdtype(dtype, jnp.integer):
             return m._replace(whole=True)
     return m if name in REARRANGES else None
@@ -521,7 +478,7 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
     """
     is_sum_of_squares, marks = is_norm(eqn), marks[:2]
     return Marks(
-        convolved=eqn.primitive.name == "conv_general_dilated",
+        convolved=2 if eqn.primitive.name == "conv_general_dilated" else 0,
         fresh=2,
         power=int(at_least(1, reduction_depth(eqn))),
         squares=2 if is_sum_of_squares else 0,

@@ -12,7 +12,7 @@ from ..primitives.structure import STRUCTURES, Body, bodies
 from .consumers import reads
 from .mark_sweep import Memo, inputs_of, marks_of
 from .marks import Marks
-from .needs import NOTHING, REQUESTED, STOPPED, THROUGH, Need, NeedContext
+from .needs import NOTHING, REQUESTED, THROUGH, Need, NeedContext, is_kept_away
 
 Needs: TypeAlias = Mapping[Any, Need]
 
@@ -67,9 +67,8 @@ def needs_of(
             continue
         through = THROUGH.get(name, NOTHING)
         passed = of_results & (through | Need.LEADS if name in promoted else through)
-        for row in STOPPED if passed else ():
-            if passed & row.need and row.stops(eqn):
-                passed &= ~row.need
+        if passed & Need.STEEP and is_kept_away(eqn):
+            passed ^= Need.STEEP
         marks = facts.operands[i]
         add(eqn.invars, passed | reads(eqn, marks, of_results, region))
         if rows := REQUESTED.get(name):

@@ -67,14 +67,12 @@ class Need(enum.IntFlag):
     __ror__: Any = int.__ror__
     __and__: Any = int.__and__
     __rand__: Any = int.__rand__
-    __invert__: Any = int.__invert__
     __bool__: Any = int.__bool__
     __hash__: Any = int.__hash__
 
 
 NOTHING = Need(0)
-LOST: Need = Need.POLE | Need.SHARP
-HARMED: Need = LOST | Need.SNAP
+HARMED: Need = Need.POLE | Need.SHARP | Need.SNAP
 EITHER: Need = Need.LOW | Need.FULL
 OF_PRODUCTS: Need = Need.EXPANDED | Need.DECOMPOSED
 """The needs for which a guard of `equation` keeps contractions in float32."""
@@ -94,7 +92,6 @@ LOWERED |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.LOWER
 LEADS_ON = _CHEAP | having("moves") | {"convert_element_type", "div", "integer_pow"}
 LEADS_ON |= {name for name in _ALL if DEFAULT_RULES.get(name) is CastPolicy.PROMOTE}
 LEADS_ON -= _SNAPS | _RANKS | COMPARES_ANY
-_MOVES = having("moves")
 _POLE_AT_0, _POLE_AT_1 = having("log0"), having("div1")
 _MULTIPLIES_ALL = frozenset(("cumprod", "reduce_prod"))
 
@@ -131,22 +128,18 @@ def _poles(ctx: NeedContext) -> Sequence[Any]:
     return ctx.eqn.invars[1:] if ctx.eqn.primitive.name in _POLE_AT_1 else ctx.eqn.invars[:1]
 
 
-def _is_kept_away(eqn: JaxprEqn) -> bool:
-    """Whether an equation keeps its result away from 0, as the sum in `sqrt(x * x + 1.0)` does."""
-    if eqn.primitive.name not in _SUMS | {"max"}:
-        return False
-    return any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
+def is_kept_away(eqn: JaxprEqn) -> bool:
+    """Returns whether a result is kept away from 0, as the sum in `sqrt(x * x + 1.0)` is."""
+    is_sum = eqn.primitive.name in _SUMS | {"max"}
+    return is_sum and any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
 
 
 def _factors(ctx: NeedContext) -> Sequence[Any]:
     if ctx.eqn.primitive.name != "mul":
         return ctx.eqn.invars[:1]
     # A factor of a long product needs its digits, and so does a factor of an accumulator.
-    (a, b), (ma, mb) = ctx.eqn.invars, ctx.marks
-    if a is b:
-        return ()
     is_added = bool(ctx.need & Need.ADDED)
-    pairs = ((a, mb), (b, ma))
+    pairs = zip(ctx.eqn.invars, ctx.marks[::-1], strict=True)
     return [v for v, m in pairs if m.factors >= MOST_FACTORS or (is_added and m.summed)]
 
 
@@ -191,18 +184,12 @@ def is_float32(eqn: JaxprEqn, marks: Sequence[Marks], need: Need) -> bool:
 
 
 def _decomposed(ctx: NeedContext) -> Sequence[Any]:
-    name = ctx.eqn.primitive.name
-    if name in DECOMPOSES:
+    if ctx.eqn.primitive.name in DECOMPOSES:
         return ctx.eqn.invars
-    if not ctx.need & Need.DECOMPOSED:
-        return ()
-    if name == "mul":
-        # The need passes through a product with an input or a constant, but not through one with a
-        # computed gate.
-        return ctx.eqn.invars if any([m.given for m in ctx.marks]) else ()
     # In `h @ h.T` the operands may be rounded: the result is still a Gram matrix. In `h @ p @ h.T`
     # they need their digits: if `h @ p` is rounded, the result is no covariance.
-    return () if holds_one_array(ctx.eqn, ctx.images) else ctx.eqn.invars[:2]
+    is_passed = ctx.need & Need.DECOMPOSED and not holds_one_array(ctx.eqn, ctx.images)
+    return ctx.eqn.invars[:2] if is_passed else ()
 
 
 def _snapped(ctx: NeedContext) -> Sequence[Any]:
@@ -233,10 +220,6 @@ def _sharp(ctx: NeedContext) -> Sequence[Any]:
     return ctx.eqn.invars if is_sharp else ()
 
 
-def _nowhere(eqn: JaxprEqn) -> bool:
-    return False
-
-
 class Row(NamedTuple):
     """A need, the equations that have it, and the primitives that pass it on.
 
@@ -246,9 +229,8 @@ class Row(NamedTuple):
         operands: Returns the operands of such an equation that get the need, or also its results.
         through: The primitives through which the need passes, from their results to their operands.
         why: The error without this row.
-        raises: The primitives that are raised to float32 if their result has the need.
         consumer: The consumer, in words for reports.
-        stops: Returns whether the need ends at an equation, although `through` names its primitive.
+        raises: The primitives that are raised to float32 if their result has the need.
     """
 
     need: Need
@@ -256,9 +238,8 @@ class Row(NamedTuple):
     operands: Callable[[NeedContext], Sequence[Any]]
     through: frozenset[str]
     why: str
-    raises: frozenset[str] = frozenset()
     consumer: str = ""
-    stops: Callable[[JaxprEqn], bool] = _nowhere
+    raises: frozenset[str] = _ALL
 
 
 ROWS = (
@@ -269,8 +250,8 @@ ROWS = (
         _CHEAP,
         # Near its pole, a function such as `log` multiplies an error of its operand by 1 / operand.
         "a sigmoid of 12 is 1 in bfloat16, and log(1 - 1) is infinite",
-        having("saturates"),
         "a function that is infinite at some value",
+        having("saturates"),
     ),
     Row(
         Need.STEEP,
@@ -278,9 +259,8 @@ ROWS = (
         lambda ctx: ctx.eqn.invars,
         _CHEAP - {"square", "integer_pow"},
         "in float16 the square of 1e-4 is 0, and the gradient of its root NaN",
-        frozenset(("mul", "square", "integer_pow")),
         "a square root, which is infinitely steep at 0",
-        stops=_is_kept_away,
+        frozenset(("mul", "square", "integer_pow")),
     ),
     Row(
         Need.SHARP,
@@ -289,7 +269,6 @@ ROWS = (
         _CHEAP | {"sqrt"},
         "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices, and "
         "behind 512 gates of 0.9975 a state was 2.3 times as large",
-        _ALL,
         "what ranks it, subtracts it from 1 or multiplies it up",
     ),
     Row(
@@ -298,7 +277,6 @@ ROWS = (
         _snapped,
         _CHEAP,
         "position 999 is 1,000 in bfloat16: 56 % of the indices of a grid were wrong",
-        _ALL,
         "what rounds it to an integer",
     ),
     Row(
@@ -307,13 +285,15 @@ ROWS = (
         lambda ctx: () if is_float32(*ctx[:3]) else ctx.eqn.invars[:3],
         LEADS_ON,
         "`int(sigmoid * 255)` was another number for 2 to 25 % of the elements in bfloat16",
+        raises=frozenset(),
     ),
     Row(
         Need.ADDED,
         _SUMS | {"sub"},
-        lambda ctx: [ctx.eqn.invars[i] for i in adds(ctx.eqn, ctx.marks)],
+        lambda ctx: ctx.eqn.invars if adds(ctx.eqn, ctx.marks) else (),
         _CHEAP,
         "of 24 branches of 1e-3 a stream in bfloat16 lost 86 to 97 %",
+        raises=frozenset(),
     ),
     Row(
         Need.EXPANDED,
@@ -321,17 +301,15 @@ ROWS = (
         _expanded,
         _SUMS | having("rounds") | {"sub", "mul", "div", "square", "integer_pow"},
         "in bfloat16, 66 % of the nearest centroids were wrong, and an SSIM of 0.984 was 0.71",
-        _ALL | _CONTRACTS,
         "what takes it from squares, of which it is nearly all",
     ),
     Row(
         Need.DECOMPOSED,
-        DECOMPOSES | _CONTRACTS | {"mul"},
+        DECOMPOSES | _CONTRACTS,
         _decomposed,
-        _CHEAP - {"mul"} | {"exp", "exp2", "sqrt", "pow"},
+        _CHEAP | {"exp", "exp2", "sqrt", "pow"},
         "a Kalman filter was NaN where float32 is finite, a ridge regression 10 to 22 % off, and "
         "`h @ p @ h.T` is no covariance where `h @ p` was rounded",
-        _ALL | _CONTRACTS,
         "a decomposition or a solve, which multiplies its error by the condition number",
     ),
 )
@@ -348,4 +326,3 @@ for _row in ROWS:
         THROUGH[_name] = THROUGH.get(_name, NOTHING) | _row.need
     for _name in _row.raises:
         RAISED[_name] = RAISED.get(_name, NOTHING) | _row.need
-STOPPED = [row for row in ROWS if row.stops is not _nowhere]

@@ -128,11 +128,6 @@ def adds_up_cotangents(eqn: JaxprEqn) -> bool:
     return not (params["unique_indices"] or is_single)
 
 
-def iota_length(eqn: JaxprEqn) -> Any:
-    """Returns the length of an ``iota`` along its dimension; `jax.export` may make it symbolic."""
-    return eqn.params["shape"][eqn.params["dimension"]]
-
-
 def has_plain_update(eqn: JaxprEqn) -> bool:
     """Returns False for a scatter whose update is a function of the user: ``x.at[i].apply(fn)``."""
     update = eqn.params.get("update_jaxpr")
