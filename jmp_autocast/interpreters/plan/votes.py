@@ -140,20 +140,17 @@ def representable(value: float, dtype: np.dtype) -> bool:
     return math.isfinite(rounded) and not (rounded in (0.0, 1.0, -1.0) and rounded != value)
 
 
-def literal_guard(
-    given: Sequence[ValueState], floats: Sequence[int], compute_dtype: np.dtype
-) -> Reason | None:
+def literal_guard(given: Sequence[ValueState], compute_dtype: np.dtype) -> Reason | None:
     """Returns the reason why a literal or constant forbids the compute dtype, None without one.
 
     Args:
         given: The state of each operand.
-        floats: The positions of the float operands.
         compute_dtype: float16 or bfloat16.
     """
     # Operands that do not vote are checked as well: -1e9 of a mask is -inf in float16, and a row
     # that is masked throughout becomes NaN in the softmax after it.
-    for i in floats:
-        value, const_range = given[i].known_value, given[i].const_range
+    for i, state in enumerate(given):
+        value, const_range = state.dtype and state.known_value, state.const_range
         if value is not None and not representable(value, compute_dtype):
             cause = f"{value:g} has no {compute_dtype.name} value"
             return Reason(ReasonCode.LITERAL, cause, (i,))
