@@ -38,7 +38,7 @@ def without_need(need: Need) -> TakesOut:
 
 def without_the_rule(patch: pytest.MonkeyPatch) -> None:
     """Every value counts as one that leads to a product."""
-    without_link("_leads_to_no_product")(patch)
+    without_link("leads_to_no_product")(patch)
     leads = lambda eqn, marks, need, at: consumers.reads(eqn, marks, need | Need.LEADS, at)
     patch.setattr(need_sweep, "reads", leads)
 

@@ -531,7 +531,7 @@ def rows():
             low = more[0] if more else lambda eqn: False
             name = fn.__name__ if fn.__name__ not in ("<lambda>", "run") else str(i)
             name = more[1] if len(more) > 1 else name
-            row = (needed, "_leads_to_no_product") if name in BY_RULE else (needed,)
+            row = (needed, "leads_to_no_product") if name in BY_RULE else (needed,)
             yield pytest.param(fn, args, measure, low, row, id=f"{kind}-{name}")
 
 
@@ -562,7 +562,7 @@ def without(row, monkeypatch):
         monkeypatch.setattr(equation, row, lambda *args: None)
         if row == "derivative_leaves":
             monkeypatch.setattr(consumers, "derivative_leaves", lambda *args: False)
-        if row == "_leads_to_no_product":
+        if row == "leads_to_no_product":
             leads = lambda eqn, marks, need, at: consumers.reads(eqn, marks, need | Need.LEADS, at)
             monkeypatch.setattr(need_sweep, "reads", leads)
     else:

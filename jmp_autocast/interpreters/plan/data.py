@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...policies import FLOAT32, Policy
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, is_array_aval
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal
 from ..regions import Region
 from .avals import float_dtype
 from .constant_range import ConstantRange
@@ -228,15 +228,6 @@ class Context(NamedTuple):
         """The compute dtype of the region, which is not None."""
         assert self.region.compute_dtype is not None
         return self.region.compute_dtype
-
-    @property
-    def foreign(self) -> tuple[int, ...]:
-        """The positions of the float and complex operands whose dtypes autocast leaves alone."""
-        ours = (FLOAT32, self.region.compute_dtype)
-        avals = [aval_of(v) for v in self.eqn.invars]
-        dtypes = [aval.dtype if is_array_aval(aval) else None for aval in avals]
-        floats = [(i, d) for i, d in enumerate(dtypes) if isinstance(d, np.dtype)]
-        return tuple([i for i, d in floats if d.kind in "fcV" and d not in ours])
 
     def joined(self, positions: Sequence[int]) -> np.dtype:
         """Returns the dtype that the operands at ``positions`` share, float32 if they differ."""

@@ -30,7 +30,12 @@ from .basic_plans import (
     rounded_once,
     view_of,
 )
-from .consumers import chooses_in_float32, derivative_leaves, follows_consumers, raised_for
+from .consumers import (
+    derivative_leaves,
+    float32_consumer,
+    is_accumulator,
+    leads_to_no_product,
+)
 from .data import (
     KEEP,
     READ_BY,
@@ -44,7 +49,6 @@ from .data import (
     Source,
     ValueState,
 )
-from .marks import accumulates, is_stream
 from .needs import EITHER, HARMED, OF_PRODUCTS, ROWS, Need, cannot_pay
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
 
@@ -55,7 +59,6 @@ _SATURATES = having("saturates")
 _CLEARS = having("clears")
 # Primitives whose results hold elements of their operands, perhaps negated.
 _SELECTS = having("affine") & having("rounds")
-_COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
 
 
 def plan_equation(ctx: Context) -> EquationPlan:
@@ -70,7 +73,6 @@ def plan_equation(ctx: Context) -> EquationPlan:
     plan = (
         _has_no_floats(ctx)
         or _moves_a_source(ctx)
-        or _stands_in_scope(ctx)
         or _is_not_ours(ctx)
         or _is_known(ctx)
         or _has_a_rule(ctx)
@@ -115,23 +117,15 @@ def _moves_a_source(ctx: Context) -> EquationPlan | None:
     return EquationPlan(Move(), ctx.given, (None,) * len(ctx.given), results, reason)
 
 
-def _stands_in_scope(ctx: Context) -> EquationPlan | None:
-    """An equation keeps its dtypes in a scope of float32, such as ``full_precision()``."""
-    if ctx.region.compute_dtype is not None:
-        return None
-    return keep(ctx, Reason(ReasonCode.SCOPE, ctx.region.cause))
-
-
 def _is_not_ours(ctx: Context) -> EquationPlan | None:
-    """Keeps equations on dtypes that autocast leaves alone, and scatters with a user's update."""
+    """Keeps the dtypes in a float32 scope, for another dtype, and for a user's scatter update."""
+    if ctx.region.compute_dtype is None:
+        return keep(ctx, Reason(ReasonCode.SCOPE, ctx.region.cause))
     # A user chooses float64 for its digits, float8 together with scales, and float16 in a bfloat16
     # program for values of a known range.
-    ours, dtypes = (
-        (FLOAT32, ctx.compute_dtype),
-        [getattr(v.aval, "dtype", None) for v in ctx.eqn.invars],
-    )
+    dtypes = [getattr(v.aval, "dtype", None) for v in ctx.eqn.invars]
     floats = [(i, d) for i, d in enumerate(dtypes) if isinstance(d, np.dtype) and d.kind in "fcV"]
-    if foreign := tuple([i for i, d in floats if d not in ours]):
+    if foreign := tuple([i for i, d in floats if d not in (FLOAT32, ctx.compute_dtype)]):
         return keep(ctx, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", foreign))
     if ctx.name in _REDISPATCHED and not reading.has_plain_update(ctx.eqn):
         return keep(ctx, Reason(ReasonCode.KEEP, "the update computation is the user's"))
@@ -195,7 +189,7 @@ def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
         is_sum = policy is CastPolicy.FP32_SET_OPT_DTYPE
         if is_sum and ctx.given[ctx.floats[0]].narrowed_by_user:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
-            return rounded_once(plan, ctx.compute_dtype, plan.reason)
+            return rounded_once(plan, ctx.compute_dtype)
         return plan
     return _promote(ctx, is_default=origin == "default")
 
@@ -391,13 +385,16 @@ def _promote(ctx: Context, is_default: bool) -> EquationPlan:
         ctx: The equation.
         is_default: The equation promotes by a default rule, and not by a user's.
     """
-    if _is_accumulator(ctx):
+    facts = ctx.eqn, ctx.marks, ctx.need, ctx.region
+    if is_accumulator(*facts):
         return in_dtype(ctx, FLOAT32, Reason(ReasonCode.ACCUMULATOR, "added to again and again"))
     plan = _voters_decide(ctx)
     if plan.reason.code is ReasonCode.PROMOTE_LOW and is_16_bit(plan.results[0].dtype):
-        if is_default and _leads_to_no_product(ctx):
+        # Values that the program declares in 16 bits stay in 16 bits.
+        is_declared = ctx.declared(ctx.eqn.outvars[0]) == FLOAT32
+        if is_default and is_declared and leads_to_no_product(ctx.eqn, ctx.need):
             return in_dtype(ctx, FLOAT32, Reason(ReasonCode.NO_PRODUCT))
-        if consumer := _needs_float32(ctx):
+        if consumer := float32_consumer(*facts) or _several_consumers(ctx):
             code = ReasonCode.LOG_GUARD if ctx.name in _SATURATES else ReasonCode.FEEDER
             return in_dtype(ctx, FLOAT32, Reason(code, READ_BY + consumer))
     if plan.reason.code is ReasonCode.PROMOTE_FULL and _is_only_read_low(ctx):
@@ -407,41 +404,12 @@ def _promote(ctx: Context, is_default: bool) -> EquationPlan:
         # Without this, a gradient of linear attention was off by 20 times its size, and the
         # gradient of a GELU was NaN.
         plan = _because("its derivative may leave float16", plan)
-        full = in_dtype(ctx, FLOAT32, plan.reason)
-        return rounded_once(full, ctx.compute_dtype, plan.reason)
+        return rounded_once(in_dtype(ctx, FLOAT32, plan.reason), ctx.compute_dtype)
     return plan
 
 
-def _is_accumulator(ctx: Context) -> bool:
-    """Whether an equation computes an accumulator, which is float32 except at level "compute".
-
-    Without this rule, a bfloat16 residual stream lost 86 to 97 % of 24 branches of 1e-3.
-    """
-    is_added = bool(ctx.need & Need.ADDED)
-    return not ctx.policy.data_abstains and accumulates(ctx.eqn, ctx.marks, is_added)
-
-
-def _leads_to_no_product(ctx: Context) -> bool:
-    """Whether no product reads an equation's result through elementwise operations and moves.
-
-    Without this rule, `int(sigmoid(x @ w) * 255)` was wrong in 2 to 25 % of its elements in
-    bfloat16.
-    """
-    chooses = ctx.name in _COMPUTES_NOTHING and not chooses_in_float32(ctx.eqn)
-    # Values that the program declares in 16 bits stay in 16 bits.
-    is_declared = ctx.declared(ctx.eqn.outvars[0]) == FLOAT32
-    return is_declared and not chooses and not ctx.need & Need.LEADS
-
-
-def _needs_float32(ctx: Context) -> str:
-    """Returns the consumer that needs float32 of an equation in 16 bits, "" if none does."""
-    is_intended = is_stream(ctx.eqn, ctx.marks, ctx.policy.data_abstains)
-    if is_intended and not ctx.need & HARMED:
-        return ""
-    if needed := raised_for(ctx.eqn, ctx.need):
-        return next(row for row in ROWS if needed & row.need).consumer
-    if follows_consumers(ctx.eqn, ctx.marks, ctx.need, ctx.region):
-        return "all consumers"
+def _several_consumers(ctx: Context) -> str:
+    """Returns "several consumers" if these read an operand and the result in float32, else ""."""
     # Rounding commutes with ``neg``, ``max`` or a transpose, so that the cast to float32 may come
     # before or after them. If it comes after them, each cotangent is rounded before it is added to
     # those of the other consumers. In ``max(z, 0) - z * y + log1p(exp(-abs(z)))`` three cotangents

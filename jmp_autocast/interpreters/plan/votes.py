@@ -199,7 +199,7 @@ def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
     sums = is_stream(ctx.eqn, ctx.marks, ctx.policy.data_abstains)
     is_summed = sums and all([state.is_computed for state in ctx.given])
     if read_low and is_summed and plan.reason.code is ReasonCode.PROMOTE_FULL:
-        return rounded_once(plan, ctx.compute_dtype, _SUM)
+        return rounded_once(dataclasses.replace(plan, reason=_SUM), ctx.compute_dtype)
     marked = dataclasses.replace(plan.results[0], was_rounded=True)
     return dataclasses.replace(plan, results=(marked,))
 
@@ -218,13 +218,9 @@ def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
 
 def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:
     """Whether the result is float32, and each computed operand of its size was 16-bit before."""
-    is_full = [state.dtype for state in plan.results] == [FLOAT32]
-    found = [s for s in _of_full_size(ctx) if s.is_computed] if is_full else []
-    return bool(found) and all(s.was_rounded or is_16_bit(s.dtype) for s in found)
-
-
-def _of_full_size(ctx: Context) -> list[ValueState]:
-    """Returns the states of the operands that have the shape of the result."""
+    if [state.dtype for state in plan.results] != [FLOAT32]:
+        return False
     shape = aval_of(ctx.eqn.outvars[0]).shape
     pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
-    return [state for v, state in pairs if aval_of(v).shape == shape]
+    found = [s for v, s in pairs if s.is_computed and aval_of(v).shape == shape]
+    return bool(found) and all(s.was_rounded or is_16_bit(s.dtype) for s in found)
