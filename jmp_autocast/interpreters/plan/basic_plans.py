@@ -161,13 +161,11 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
         s.dtype and np.dtype(read or aval_of(v).dtype)
         for v, s in zip(ctx.eqn.invars, ctx.given, strict=True)
     ]
-    return EquationPlan(
-        Emit(decision.emit, decision.emitted_name),
-        ctx.given,
-        tuple(None if d == s.dtype else d for d, s in zip(dtypes, ctx.given, strict=True)),
-        tuple(ValueState(d and np.dtype(output or d)) for d in map(ctx.declared, ctx.eqn.outvars)),
-        Reason(ReasonCode.EMIT, decision.emitted_name),
-    )
+    operands = tuple(None if d == s.dtype else d for d, s in zip(dtypes, ctx.given, strict=True))
+    declared = map(ctx.declared, ctx.eqn.outvars)
+    results = tuple(ValueState(d and np.dtype(output or d)) for d in declared)
+    action, reason = Emit(decision.emit, decision.emitted_name), decision.emitted_name
+    return EquationPlan(action, ctx.given, operands, results, Reason(ReasonCode.EMIT, reason))
 
 
 def view_of(ctx: Context) -> EquationView:

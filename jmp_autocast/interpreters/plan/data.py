@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...policies import FLOAT32, Policy
+from ...policies import Policy
 from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal
 from ..regions import Region
 from .avals import float_dtype
@@ -179,9 +179,8 @@ def literal_state(literal: Literal) -> ValueState:
     if shape == () and isinstance(literal.val, _NUMBERS):
         value = np.asarray(literal.val)
         if value.dtype.kind in "iufb" or dtype is not None:
-            source = Source.LITERAL if dtype else None
-            return ValueState(dtype, source, known_value=float(value))
-    return ValueState(dtype, Source.CONST if dtype else None)
+            return ValueState(dtype, dtype and Source.LITERAL, float(value))
+    return ValueState(dtype, dtype and Source.CONST)
 
 
 class Request(NamedTuple):
@@ -228,11 +227,6 @@ class Context(NamedTuple):
         """The compute dtype of the region, which is not None."""
         assert self.region.compute_dtype is not None
         return self.region.compute_dtype
-
-    def joined(self, positions: Sequence[int]) -> np.dtype:
-        """Returns the dtype that the operands at ``positions`` share, float32 if they differ."""
-        first, *others = [self.given[i].dtype for i in positions]
-        return FLOAT32 if first is None or any(d != first for d in others) else first
 
     def declared(self, atom: Atom) -> np.dtype | None:
         """Returns the declared dtype of a value, None for values other than floats."""
@@ -347,8 +341,7 @@ class Stored:
     keys: tuple[CopyKey, ...]
 
 
-_OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit
-Action = _OfArrays | Move | Inside | Stored
+Action = Keep | Bind | Move | Cast | Contract | Redispatch | Inside | Emit | Stored
 
 # Most equations of a program have one of the actions `KEEP` and `BIND`, and share these objects.
 KEEP = Keep()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import numpy as np
 
@@ -37,7 +36,6 @@ from .consumers import (
     leads_to_no_product,
 )
 from .data import (
-    KEEP,
     READ_BY,
     Bind,
     Context,
@@ -73,7 +71,7 @@ def plan_equation(ctx: Context) -> EquationPlan:
     plan = (
         _has_no_floats(ctx)
         or _moves_a_source(ctx)
-        or _is_not_ours(ctx)
+        or _keeps_its_dtypes(ctx)
         or _is_known(ctx)
         or _has_a_rule(ctx)
     )
@@ -87,12 +85,10 @@ def _has_no_floats(ctx: Context) -> EquationPlan | None:
     """Integers, bools and float8 arrays of the program are never cast; an `iota` is data."""
     if ctx.floats:
         return None
-    source = Source.DATA if ctx.name == "iota" else None
-    dtypes = map(ctx.declared, ctx.eqn.outvars)
-    results = tuple(ValueState(dtype, dtype and source) for dtype in dtypes)
-    return EquationPlan(
-        KEEP, ctx.given, (None,) * len(ctx.given), results, Reason(ReasonCode.NO_FLOAT)
-    )
+    plan = keep(ctx, Reason(ReasonCode.NO_FLOAT))
+    if ctx.name != "iota" or (dtype := plan.results[0].dtype) is None:
+        return plan
+    return dataclasses.replace(plan, results=(ValueState(dtype, Source.DATA),))
 
 
 def _moves_a_source(ctx: Context) -> EquationPlan | None:
@@ -117,7 +113,7 @@ def _moves_a_source(ctx: Context) -> EquationPlan | None:
     return EquationPlan(Move(), ctx.given, (None,) * len(ctx.given), results, reason)
 
 
-def _is_not_ours(ctx: Context) -> EquationPlan | None:
+def _keeps_its_dtypes(ctx: Context) -> EquationPlan | None:
     """Keeps the dtypes in a float32 scope, for another dtype, and for a user's scatter update."""
     if ctx.region.compute_dtype is None:
         return keep(ctx, Reason(ReasonCode.SCOPE, ctx.region.cause))
@@ -152,19 +148,16 @@ def _has_a_rule(ctx: Context) -> EquationPlan | None:
     rule, origin = known_rule(ctx.name, ctx.region.rule)
     if origin == "unknown":
         return keep(ctx, Reason(ReasonCode.UNKNOWN, ctx.name))
-    decision = Decision(policy=rule) if isinstance(rule, CastPolicy) else _decided(rule, ctx)
+    if isinstance(rule, CastPolicy):
+        decision = Decision(policy=rule)
+    else:
+        decision = apply_rule(rule, view_of(ctx))
+        if decision.policy is not None:
+            check_obeyed(ctx.name, decision.policy)
     if decision.emit is not None:
         return emitted(ctx, decision)
     plan = cast_results(_by_policy(ctx, decision, origin), decision)
     return in_precision(ctx, plan, decision.precision) if decision.precision else plan
-
-
-def _decided(rule: Any, ctx: Context) -> Decision:
-    """Returns the decision of a rule that is a function."""
-    decision = apply_rule(rule, view_of(ctx))
-    if decision.policy is not None:
-        check_obeyed(ctx.name, decision.policy)
-    return decision
 
 
 def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
@@ -174,7 +167,7 @@ def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
         ctx: The equation.
         decision: The rule's decision.
         origin: The origin of its rule. Guards do not apply to a product that `with_rules` lowers,
-            and `_leads_to_no_product` applies to default rules only.
+            and `leads_to_no_product` applies to default rules only.
     """
     policy, is_lowered = decision.policy, decision.policy is CastPolicy.LOWER_PRECISION_FP
     if policy is CastPolicy.KEEP:
@@ -213,48 +206,42 @@ def _plan_product(ctx: Context, decision: Decision, guarded: bool) -> EquationPl
     A product may be lowered: XLA multiplies 16-bit operands exactly and adds in float32 on every
     backend. Only the operands and the result are rounded, in bfloat16 by 2**-9 of each.
     """
-    # A rule of the policy, or a scope with a dtype, overrules a precision in the program.
-    overrules = not guarded or bool(ctx.region.cause)
-    if (reason := _requested(ctx, overrules)) is not None:
+    if (reason := _requested(ctx, guarded)) is not None:
         return keep(ctx, reason)
     plan = _lower(ctx, guarded)
     if plan.reason.code is not ReasonCode.LOWER_PRECISION or not isinstance(plan.action, Bind):
         return plan
     params = {**plan.action.params, **reading.without_request(ctx.eqn)}
     action = Contract(not ctx.policy.rounds_weight_gradients, params)
-    full = dataclasses.replace(plan, results=(ValueState(FLOAT32),), action=action)
     # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if the
     # operands have 16 bits.
     declared_low = all(aval_of(ctx.eqn.invars[i]).dtype == ctx.compute_dtype for i in ctx.floats)
     if declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
-        return full
-    if decision.policy is CastPolicy.FP32_APPEND_DTYPE:
+        reason = plan.reason
+    elif decision.policy is CastPolicy.FP32_APPEND_DTYPE:
         reason = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
-        return dataclasses.replace(full, reason=reason)
-    if guarded and _reads_whole(ctx) is not None:
+    elif guarded and _reads_whole(ctx) is not None:
         # The result is float32: it may hold whole numbers above 256, which bfloat16 rounds.
         reason = Reason(ReasonCode.DOT_OUT, "its result is whole numbers")
-        return dataclasses.replace(full, reason=reason)
+    if reason is not None:
+        results = (ValueState(FLOAT32),)
+        return dataclasses.replace(plan, results=results, action=action, reason=reason)
     # The gradient of a weight is a sum over a batch, and over devices. If it is rounded before the
     # sum over devices, small differences between devices are lost: 257 becomes 256 in bfloat16.
     # ``level="by_hand"`` accepts this loss, to send half the bytes. A convolution is bound as it
     # is: XLA's GPU backend runs one with a float32 result in float32.
     reads_source = any(s.source is not None and s.dtype == FLOAT32 for s in ctx.given[:2])
     unrounded = action.of_sources and reads_source and ctx.name != "conv_general_dilated"
-    bound = dataclasses.replace(plan.action, params=params)
-    plan = dataclasses.replace(plan, action=action if unrounded else bound)
+    plan = dataclasses.replace(plan, action=action if unrounded else Bind(params))
     if ctx.region.product is None:
         return plan
     return ctx.region.product(ctx, cast_results(plan, decision), action.of_sources)
 
 
-def _requested(ctx: Context, overrules: bool) -> Reason | None:
-    """Returns why a product keeps its dtypes, None if it may be lowered.
-
-    Args:
-        ctx: The product.
-        overrules: The policy lowers the product regardless of the program's precision.
-    """
+def _requested(ctx: Context, guarded: bool) -> Reason | None:
+    """Returns why the program's product keeps its dtypes, None if it may be lowered."""
+    # A rule of the policy, or a scope with a dtype, overrules a precision in the program.
+    overrules = not guarded or bool(ctx.region.cause)
     if not overrules and (precision := reading.requested_precision(ctx.eqn)) is not None:
         return Reason(ReasonCode.USER_PRECISION, f"precision={precision}")
     if ctx.floats[:2] != [0, 1]:
@@ -438,48 +425,45 @@ def _is_only_read_low(ctx: Context) -> bool:
 def _voters_decide(ctx: Context) -> EquationPlan:
     """The widest voter sets the dtype, as in PyTorch; without voters, `_of_sources` plans."""
     votes = voters(ctx)
-    if not votes:
-        return _of_sources(ctx)
     # A value that the program declares in 16 bits stays in 16 bits at every level.
     declared_full = any(aval_of(ctx.eqn.invars[i]).dtype == FLOAT32 for i in votes)
     if ctx.policy.level == "tensor_cores" and declared_full and ctx.name not in DATA_MOVEMENT:
         return in_dtype(ctx, FLOAT32, Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'"))
-    target = ctx.joined(votes)
-    if target == FLOAT32:
-        by = next((i for i in votes if ctx.given[i].dtype == FLOAT32), votes[0])
-        source = ctx.given[by].source
-        what = "computed" if source is None else f"a {source.value} source"
-        cause = f"operand {by} is {target}, {what}"
-        return in_dtype(ctx, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
-    reason = literal_guard(ctx.given, target)
-    if reason is None and not ctx.policy.data_abstains:
-        reason = far_literal(ctx, target)
+    for i in votes:
+        if ctx.given[i].dtype == FLOAT32:
+            source = ctx.given[i].source
+            what = "computed" if source is None else f"a {source.value} source"
+            reason = Reason(ReasonCode.PROMOTE_FULL, f"operand {i} is float32, {what}", (i,))
+            return in_dtype(ctx, FLOAT32, reason)
+    # With a literal beyond the range of 16 bits, a function of sources is a computed float32 value:
+    # a source would be cast to 16 bits for its consumers.
+    reason = literal_guard(ctx.given, ctx.compute_dtype)
+    if reason is None and votes and not ctx.policy.data_abstains:
+        reason = far_literal(ctx)
     if reason is not None:
         return in_dtype(ctx, FLOAT32, reason)
+    if not votes:
+        return _of_sources(ctx)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
-    return in_dtype(ctx, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
+    reason = Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes))
+    return in_dtype(ctx, ctx.compute_dtype, reason)
 
 
 def _of_sources(ctx: Context) -> EquationPlan:
     """Returns the plan of a function of sources alone, whose result is a source in their dtype."""
     floats, given = ctx.floats, ctx.given
-    # With a literal beyond the range of 16 bits, the result is a computed float32 value: a source
-    # would be cast to 16 bits for its consumers.
-    reason = literal_guard(ctx.given, ctx.compute_dtype)
-    if reason is not None:
-        return in_dtype(ctx, FLOAT32, reason)
     # At level "compute" the residual stream is 16 bits from the embedding on, as in a model that is
     # written by hand with ``dtype=``.
     if ctx.policy.data_abstains and starts_stream(ctx):
-        return in_dtype(
-            ctx, ctx.compute_dtype, Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
-        )
+        reason = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
+        return in_dtype(ctx, ctx.compute_dtype, reason)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
     kinds = {given[i].source for i in floats}
     order = (Source.DATA, Source.PARAM, Source.CONST)
     source = next((kind for kind in order if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
-    plan = in_dtype(ctx, ctx.joined(floats), reason)
+    is_full = any(given[i].dtype == FLOAT32 for i in floats)
+    plan = in_dtype(ctx, FLOAT32 if is_full else ctx.compute_dtype, reason)
     # If all values to select from may be rounded, so may the selection: `where(mask, 1.0, 0.0)`.
     harmless = ctx.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
     tags = [s.tag.moved(is_whole=False) for s in given if s.tag and source is Source.PARAM]

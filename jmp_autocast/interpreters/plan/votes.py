@@ -160,7 +160,7 @@ def literal_guard(given: Sequence[ValueState], compute_dtype: np.dtype) -> Reaso
     return None
 
 
-def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
+def far_literal(ctx: Context) -> Reason | None:
     """Returns the reason why a literal takes the digits of a 16-bit summand, None without one.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
@@ -168,12 +168,11 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
 
     Args:
         ctx: The equation.
-        compute_dtype: float16 or bfloat16.
     """
     for i in ctx.floats if ctx.name in _SHIFTS else ():
         value = ctx.given[i].known_value
         if value is not None and _NEAR < abs(value) < _BEYOND_FLOAT32:
-            cause = f"{value:g} takes digits of what it meets in {compute_dtype.name}"
+            cause = f"{value:g} takes digits of what it meets in {ctx.compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
 
@@ -213,7 +212,7 @@ def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
     """
     computed = all(ctx.given[i].source is None for i in voters(ctx))
     is_promoted = plan.reason.code is ReasonCode.PROMOTE_FULL and computed
-    return is_promoted and far_literal(ctx, ctx.compute_dtype) is None
+    return is_promoted and far_literal(ctx) is None
 
 
 def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:
