@@ -168,16 +168,16 @@ def derivative_leaves(eqn: JaxprEqn, marks: Sequence[Marks], region: Region) -> 
 
 
 def leads_to_no_product(eqn: JaxprEqn, need: Need) -> bool:
-    """Returns whether an equation computes, and no path of elementwise consumers ends at a product.
+    """Returns whether an elementwise equation leads, through others and moves, to no product.
 
-    In bfloat16, `int(sigmoid(x @ w) * 255)` was wrong in 2 to 25 % of its elements. A choice of
-    elements computes nothing, unless its derivative does: that of a maximum counts ties, and that
-    of picked elements adds up cotangents.
+    In bfloat16, `int(sigmoid(x @ w) * 255)` was wrong in 2 to 25 % of its elements. An equation
+    that only chooses elements does not count, unless its derivative computes: that of a maximum
+    counts ties, and that of picked elements adds up cotangents.
 
     Args:
         eqn: The equation.
         need: The needs of its results.
     """
     name = eqn.primitive.name
-    computes = name not in _ROUNDS or name in _FEEDS or picks(eqn)
-    return computes and not need & Need.LEADS
+    chooses = name in _ROUNDS and not (name in _FEEDS or picks(eqn))
+    return not (chooses or name in _CONTRACTS or need & Need.LEADS)
