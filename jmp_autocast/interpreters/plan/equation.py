@@ -1,4 +1,4 @@
-"""Plans an equation without bodies: by its cast policy, guards, requests and votes."""
+"""Plans an equation without bodies: by its cast policy, guards, needs and votes."""
 
 from __future__ import annotations
 
@@ -132,12 +132,12 @@ def _is_known(ctx: Context) -> EquationPlan | None:
     """A function of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # computed float32 value, whose vote raises the scores of every attention to float32.
-    unknown = [state for state in ctx.given if state.known_value is None or state.dtype != FLOAT32]
-    if unknown or ctx.name not in FOLDS:
+    values = [state.known_value for state in ctx.given if state.dtype == FLOAT32]
+    if ctx.name not in FOLDS or None in values or len(values) < len(ctx.given):
         return None
     # It is folded in the declared dtype, as XLA would compute it: guards check its value.
     with np.errstate(all="ignore"):
-        known = FOLDS[ctx.name](*[FLOAT32.type(state.known_value) for state in ctx.given])
+        known = FOLDS[ctx.name](*map(FLOAT32.type, values))
     plan = keep(ctx, Reason(ReasonCode.SOURCE, "a literal", tuple(ctx.floats)))
     results = tuple(ValueState(s.dtype, Source.LITERAL, float(known)) for s in plan.results)
     return dataclasses.replace(plan, results=results)
