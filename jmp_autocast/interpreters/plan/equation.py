@@ -143,7 +143,7 @@ def _is_known(ctx: Context) -> EquationPlan | None:
     return dataclasses.replace(plan, results=results)
 
 
-def _has_a_rule(ctx: Context) -> EquationPlan | None:
+def _has_a_rule(ctx: Context) -> EquationPlan:
     """The rule of the primitive decides; an equation without a rule keeps its dtypes."""
     rule, origin = known_rule(ctx.name, ctx.region.rule)
     if origin == "unknown":
@@ -244,10 +244,8 @@ def _requested(ctx: Context, guarded: bool) -> Reason | None:
     overrules = not guarded or bool(ctx.region.cause)
     if not overrules and (precision := reading.requested_precision(ctx.eqn)) is not None:
         return Reason(ReasonCode.USER_PRECISION, f"precision={precision}")
-    if ctx.floats[:2] != [0, 1]:
-        return Reason(ReasonCode.DOMAIN, "an operand is no float")
-    if ctx.declared(ctx.eqn.outvars[0]) is None:
-        return Reason(ReasonCode.DOMAIN, "the result has another dtype")
+    if ctx.floats[:2] != [0, 1] or ctx.declared(ctx.eqn.outvars[0]) is None:
+        return Reason(ReasonCode.DOMAIN, "an operand or the result is no float")
     return None
 
 
