@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -427,15 +428,16 @@ def _voters_decide(ctx: Context) -> EquationPlan:
     declared_full = any(aval_of(ctx.eqn.invars[i]).dtype == FLOAT32 for i in votes)
     if ctx.policy.level == "tensor_cores" and declared_full and ctx.name not in DATA_MOVEMENT:
         return in_dtype(ctx, FLOAT32, Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'"))
-    for i in votes:
-        if ctx.given[i].dtype == FLOAT32:
-            source = ctx.given[i].source
-            what = "computed" if source is None else f"a {source.value} source"
-            reason = Reason(ReasonCode.PROMOTE_FULL, f"operand {i} is float32, {what}", (i,))
-            return in_dtype(ctx, FLOAT32, reason)
+    target = _joined(ctx, votes) if votes else ctx.compute_dtype
+    if target == FLOAT32:
+        by = next((i for i in votes if ctx.given[i].dtype == FLOAT32), votes[0])
+        source = ctx.given[by].source
+        what = "computed" if source is None else f"a {source.value} source"
+        reason = Reason(ReasonCode.PROMOTE_FULL, f"operand {by} is float32, {what}", (by,))
+        return in_dtype(ctx, target, reason)
     # With a literal beyond the range of 16 bits, a function of sources is a computed float32 value:
     # a source would be cast to 16 bits for its consumers.
-    reason = literal_guard(ctx.given, ctx.compute_dtype)
+    reason = literal_guard(ctx.given, target)
     if reason is None and votes and not ctx.policy.data_abstains:
         reason = far_literal(ctx)
     if reason is not None:
@@ -443,8 +445,13 @@ def _voters_decide(ctx: Context) -> EquationPlan:
     if not votes:
         return _of_sources(ctx)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
-    reason = Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes))
-    return in_dtype(ctx, ctx.compute_dtype, reason)
+    return in_dtype(ctx, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
+
+
+def _joined(ctx: Context, positions: Sequence[int]) -> np.dtype:
+    """Returns the dtype that the operands at ``positions`` share, float32 if they differ."""
+    first, *others = [ctx.given[i].dtype for i in positions]
+    return FLOAT32 if first is None or any(d != first for d in others) else first
 
 
 def _of_sources(ctx: Context) -> EquationPlan:
@@ -457,11 +464,9 @@ def _of_sources(ctx: Context) -> EquationPlan:
         return in_dtype(ctx, ctx.compute_dtype, reason)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
     kinds = {given[i].source for i in floats}
-    order = (Source.DATA, Source.PARAM, Source.CONST)
-    source = next((kind for kind in order if kind in kinds), Source.CONST)
+    source = next((kind for kind in (Source.DATA, Source.PARAM) if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
-    is_full = any(given[i].dtype == FLOAT32 for i in floats)
-    plan = in_dtype(ctx, FLOAT32 if is_full else ctx.compute_dtype, reason)
+    plan = in_dtype(ctx, _joined(ctx, floats), reason)
     # If all values to select from may be rounded, so may the selection: `where(mask, 1.0, 0.0)`.
     harmless = ctx.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
     tags = [s.tag.moved(is_whole=False) for s in given if s.tag and source is Source.PARAM]
