@@ -138,7 +138,7 @@ plans("float8_dot", "tangent_carrier", "row_major")(as_made)
 def _stored(planner: Plans, ctx: Context) -> EquationPlan:
     """Plans the float32 value of a `QuantizedArray` as a parameter, whichever argument holds it."""
     values, scale = map(aval_of, ctx.eqn.invars)
-    tag = Weight(scale.ndim, trained=False) if may_use_float8(planner.policy) else None
+    tag = Weight(scale.ndim, trained=False) if may_use_float8(ctx.policy) else None
     state, key = ValueState(FLOAT32, Source.PARAM, tag=tag), Values(np.dtype(values.dtype))
     action = Stored((key, ScaleOf(key)))
     return EquationPlan(action, ctx.given, (None, None), (state,), INSIDE)

@@ -181,3 +181,11 @@ def test_a_rule_gives_a_primitive_any_policy(member, given):
     }
     dtype = low.get(member, FULL)
     assert io(jaxpr, "tanh") == ((dtype,), (dtype,))
+
+
+def test_a_promoted_primitive_lies_between_two_products():
+    """Without the rule an `exp` is float32, and a `tanh` before it leads to no product."""
+    fn = lambda x: jnp.exp(jnp.tanh(x @ x)) @ x
+    for rules, dtype in ({}, FULL), ({"exp": "promote"}, LOW):
+        jaxpr = rewritten(fn, X, policy=BF16.with_rules(rules))
+        assert io(jaxpr, "tanh") == io(jaxpr, "exp") == ((dtype,), (dtype,))

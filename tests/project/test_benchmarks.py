@@ -29,8 +29,8 @@ def test_comparison_of_a_tiny_gpt(vs_handwritten, capsys, tmp_path, monkeypatch)
     for low in (hand, ours):
         assert low.mixed_dots == 0
         assert 0 < low.residuals.folded <= low.residuals.nbytes()
-        # The transpose of a cast is a cast. The labels' logits have none: they are a value alone.
-        assert low.cast_count("activation") % 2 == (low is ours)
+        # The transpose of a cast is a cast. The labels' logits have none of their own.
+        assert low.cast_count("activation") % 2 == 0
         # Four kernels and the embedding are cast.
         assert low.cast_count("parameter") >= 5
     # By hand, gradients of kernels are rounded and cast; ours are float32 accumulators. Those of

@@ -210,7 +210,7 @@ def _declared_plan(jaxpr: compat.AnyJaxpr) -> Plan:
         equations.append(EquationPlan(action, states(eqn.invars), casts, results, reason))
     requests, outputs = (Request(),) * len(body.outvars), states(body.outvars)
     ends = states(body.constvars), states(body.invars), requests, tuple(equations), outputs
-    return Plan(body, *ends, (None,) * len(body.outvars), (), (), identity=True, path=())
+    return Plan(body, *ends, (None,) * len(body.outvars), identity=True, path=())
 
 
 def _with_reason(row: Row, visit: Visit, sources: Mapping[str, ValueState]) -> Row:

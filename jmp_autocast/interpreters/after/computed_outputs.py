@@ -26,7 +26,7 @@ from ...policies.registry import known_rule
 from ..compat import AnyJaxpr, JaxprEqn, aval_of, jax_function
 from ..plan.avals import is_16_bit
 from ..plan.data import EquationPlan, Plan, ReasonCode, Request, ValueState
-from ..plan.needs import Need
+from ..plan.needs import NOTHING, Need
 from ..plan.planner import Planner
 from ..plan.reads import follow
 from ..primitives.structure import called, is_call
@@ -56,7 +56,7 @@ def computed_requests(
     # At level "tensor_cores" the user has chosen float32: PyTorch's lists do not apply.
     if planner.policy.level == "tensor_cores":
         return list(requests)
-    consumed = [request._replace(needs=int(Need.LEADS)) for request in requests]
+    consumed = [request._replace(needs=Need.LEADS) for request in requests]
     plan = planner.plan_program(closed, inputs, consumed)
     found = zip(consumed, _follow(planner, plan, [None] * len(inputs)), plan.outputs, strict=True)
     # A 16-bit output is requested in float32 without the need of the assumed matmul. With this
@@ -64,7 +64,7 @@ def computed_requests(
     return [
         w
         if dtype in (None, state.dtype)
-        else w._replace(dtype=dtype, needs=w.needs if is_16_bit(dtype) else 0)
+        else w._replace(dtype=dtype, needs=w.needs if is_16_bit(dtype) else NOTHING)
         for w, dtype, state in found
     ]
 

@@ -55,6 +55,8 @@ def reads(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> 
     computed = NOTHING if name in _MOVES else Need.COMPUTED
     if not region.lowers:
         return computed | _WIDE
+    if known_rule(name, region.rule)[1] in ("rules", "registered"):
+        return computed | EITHER
     if name in LOWERED:
         return computed | _of_product(eqn, marks, need, region)
     if name == "convert_element_type" and cast_dtype(eqn) != aval_of(eqn.invars[0]).dtype:
@@ -73,12 +75,11 @@ def _of_product(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Regio
         return EITHER
     if is_float32(eqn, marks, need):
         return _WIDE if is_norm(eqn) or not cannot_pay(eqn) else EITHER
-    is_default = known_rule(eqn.primitive.name, region.rule)[1] == "default"
     is_half = region.compute_dtype == np.float16
     may_be_guarded = [
         m.fixed or m.counted or m.whole or (is_half and m.exponential) for m in marks[:2]
     ]
-    is_low = is_default and requested_precision(eqn) is None and not any(may_be_guarded)
+    is_low = requested_precision(eqn) is None and not any(may_be_guarded)
     return Need.LOW if is_low else EITHER
 
 

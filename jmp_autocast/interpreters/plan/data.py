@@ -23,7 +23,7 @@ from .avals import float_dtype
 from .constant_range import ConstantRange
 from .copies import CopyKey, Tag, products_of
 from .marks import GIVEN, NONE, PARAMETER, Marks
-from .needs import Need
+from .needs import NOTHING, Need
 
 _NUMBERS = (bool, int, float, np.generic, np.ndarray)
 
@@ -192,7 +192,7 @@ class Request(NamedTuple):
     """
 
     dtype: np.dtype | None = None
-    needs: int = 0
+    needs: Need = NOTHING
 
 
 class Context(NamedTuple):

@@ -34,6 +34,7 @@ from .marks import (
     marks_of_contraction,
     marks_of_result,
 )
+from .reads import follow
 
 _CONTRACTS = having("contracts")
 _DAMPS = having("damps") | _CONTRACTS
@@ -140,14 +141,10 @@ def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Mar
     for body in bodies(eqn):
         jaxpr = body_of(body.jaxpr)
         inner = marks_of(jaxpr, inputs_of(body, given, memo), memo)
-        accumulated = accumulated_in(body, memo)
-        for k, (r, m) in enumerate(
-            zip(body.results, lookup(inner.values, jaxpr.outvars), strict=True)
-        ):
+        for r, m in zip(body.results, lookup(inner.values, jaxpr.outvars), strict=True):
             if r is not None:
-                found[r].append(m._replace(summed=True) if k in accumulated else m)
-    marks = [Marks.union(several) if several else NONE for several in found]
-    return [m._replace(fixed=True) for m in marks] if all([m.fixed for m in given]) else marks
+                found[r].append(m)
+    return [Marks.union(several) if several else NONE for several in found]
 
 
 def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
@@ -160,30 +157,33 @@ def inputs_of(body: Body, given: Sequence[Marks], memo: Memo) -> list[Marks]:
         given: The marks of the operands of its equation.
         memo: As for `marks_of`.
     """
-    carried, operands = body.carried, enumerate(body.operands)
-    # The condition of a loop has no `carries`: there the carried values get no marks.
-    if not body.carries:
-        return [NONE if i in carried else given[k] for i, k in operands]
-    inputs = [given[k]._replace(images=()) if i in carried else given[k] for i, k in operands]
+    inputs = [given[k] for k in body.operands]
+    for i in body.carried:
+        # The condition of a loop has no `carries`: there the carried values get no marks.
+        inputs[i] = inputs[i]._replace(images=()) if body.carries else NONE
     return _gone_round(body, inputs, memo)
 
 
 def _gone_round(body: Body, inputs: list[Marks], memo: Memo) -> list[Marks]:
-    """Returns the marks of a loop's inputs, with the marks that iterations add to carries."""
-    jaxpr = body_of(body.jaxpr)
-    while True:
-        before = list(inputs)
+    """Returns the marks of a body's inputs, with the marks that iterations add to carries."""
+    before: list[Marks] = []
+    while body.carries and inputs != before:  # the loop ends: marks change in one direction only
+        before, jaxpr = list(inputs), body_of(body.jaxpr)
         marks = lookup(marks_of(jaxpr, inputs, memo).values, jaxpr.outvars)
         for i, k in body.carries:
             inputs[i] = Marks.union([inputs[i], marks[k]])
-        if inputs == before:  # the loop ends: marks change in one direction only
-            return inputs
+    return inputs
 
 
 # --- carries ---------------------------------------------------------------------------------
 
+_Origins: TypeAlias = frozenset[tuple[int, bool]]
+"""Inputs of a body, each with whether the path from it leads through a layer; see `_origins`."""
 
-def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
+
+def accumulated_in(
+    body: Body, memo: Memo, parameters: frozenset[int] = frozenset()
+) -> frozenset[int]:
     """Returns the carries that are computed from themselves by sums, products and the like.
 
     A path through a matmul or a convolution does not count: the result is a new value in each step.
@@ -193,6 +193,10 @@ def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
     Args:
         body: The body of any equation. Without carries, the result is empty.
         memo: As for `marks_of`.
+        parameters: The inputs of the body that are parameters, for a result without residual
+            streams: carries ``x`` that the body returns as ``x + f(x)``, where ``f`` multiplies
+            ``x`` by a parameter. If ``f`` multiplies it by data only, the loop is a solver or an
+            optimizer, whose carry is an accumulator.
 
     Returns:
         The indices of the carries among the outputs of the body.
@@ -200,11 +204,16 @@ def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
     if not body.carries:
         return frozenset()
     jaxpr = body_of(body.jaxpr)
-    if (key := ("accumulated", id(jaxpr), body.fixed)) in memo:
+    if (key := ("accumulated", id(jaxpr), body.fixed, parameters)) in memo:
         return memo[key]
     carries = dict(body.carries)
-    found = _origins(jaxpr, frozenset())
-    sources = {k: [carries[i] for i in found[k].cheap if i in carries] for k in carries.values()}
+    inputs = [frozenset([(i, False)]) for i in range(len(jaxpr.invars))]
+    found = _origins(jaxpr, inputs, frozenset([(i, False) for i in parameters]))
+    streams = [k for i, k in body.carries if {(i, False), (i, True)} <= found[k]]
+    sources = {
+        k: [carries[i] for i, layered in found[k] if i in carries and not layered]
+        for k in carries.values()
+    }
 
     def returns_to(k: int) -> bool:
         # A carry that reaches itself adds up the rounding errors of all steps, as a running mean
@@ -217,63 +226,31 @@ def accumulated_in(body: Body, memo: Memo) -> frozenset[int]:
                 pending += sources[i]
         return k in seen
 
-    memo[key] = accumulating = frozenset([k for k in sources if returns_to(k)])
-    return accumulating
+    memo[key] = found = frozenset([k for k in sources if k not in streams and returns_to(k)])
+    return found
 
 
-def residual_streams(body: Body, parameters: frozenset[int]) -> frozenset[int]:
-    """Returns the carries ``x`` that the body returns as ``x + f(x)``, with layers in ``f``.
+def _origins(jaxpr: Jaxpr, inputs: Sequence[_Origins], parameters: _Origins) -> list[_Origins]:
+    """Returns the inputs of a loop's body that reach each output of a jaxpr.
 
-    A layer multiplies the carry by a parameter. If ``f`` multiplies it by data only, the loop is a
-    solver or an optimizer, whose carry is an accumulator.
-
-    Args:
-        body: The loop's body.
-        parameters: The inputs of the body that are parameters.
-    """
-    found = _origins(body_of(body.jaxpr), parameters)
-    return frozenset([k for i, k in body.carries if i in found[k].cheap & found[k].layered])
-
-
-class _Origins(NamedTuple):
-    """The inputs of a body that reach a value on cheap or on layered paths; see `_origins`."""
-
-    cheap: frozenset[int] = frozenset()
-    layered: frozenset[int] = frozenset()
-
-
-def _origins(
-    body: Jaxpr, parameters: frozenset[int], inputs: Sequence[_Origins] | None = None
-) -> list[_Origins]:
-    """Returns, for each output, the inputs that reach it.
-
-    The path of a ``cheap`` input has no matmul and no damping function. The path of a ``layered``
-    input has a matmul whose other operand comes from a parameter.
+    A path through a matmul or a damping function counts only if it leads through a layer: a matmul
+    whose other operand comes from a parameter.
 
     Args:
-        body: The body of a loop, or of a call in it.
+        jaxpr: The body of the loop, or of a call in it.
+        inputs: The inputs of the loop's body that reach each input of the jaxpr.
         parameters: The inputs of the loop's body that are parameters.
-        inputs: For each input of a call's body, the inputs of the loop's body that reach it.
     """
-    if inputs is None:
-        inputs = [_Origins(frozenset((i,))) for i in range(len(body.invars))]
-    found, nowhere = dict(zip(body.invars, inputs, strict=True)), _Origins()
 
-    def of(atoms: Sequence[Atom]) -> list[_Origins]:
-        return [nowhere if isinstance(v, Literal) else found.get(v, nowhere) for v in atoms]
-
-    for eqn in body.eqns:
-        operands = of(eqn.invars)
-        if not any([it.cheap or it.layered for it in operands]):
-            continue
+    def step(_: int, eqn: JaxprEqn, operands: list[_Origins]) -> list[_Origins]:
         # `jax.nn.relu` and `jnp.where` are calls: unless their bodies are followed, every output
         # would come from every input.
         if is_call(eqn):
-            results = _origins(body_of(called(eqn)), parameters, operands)
-        else:
-            cheap, layered = (frozenset().union(*sets) for sets in zip(*operands, strict=True))
-            if eqn.primitive.name in _DAMPS:
-                layered, cheap = layered | cheap if cheap & parameters else layered, frozenset()
-            results = [_Origins(cheap, layered)] * len(eqn.outvars)
-        found.update(zip(eqn.outvars, results, strict=True))
-    return of(body.outvars)
+            return _origins(body_of(called(eqn)), operands, parameters)
+        found = frozenset[tuple[int, bool]]().union(*operands)
+        if eqn.primitive.name in _DAMPS:
+            is_layer = not found.isdisjoint(parameters)
+            found = frozenset([(i, True) for i, layered in found if layered or is_layer])
+        return [found] * len(eqn.outvars)
+
+    return follow(jaxpr, inputs, frozenset(), step)

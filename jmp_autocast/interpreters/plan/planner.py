@@ -1,7 +1,4 @@
-"""Plans jaxprs and equations under a policy; equal ones share a plan.
-
-`sweeps` decides the order in which the equations of one jaxpr are planned.
-"""
+"""Plans jaxprs and equations under a policy; equal ones share a plan."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from ...policies import CONTRACTIONS, Policy
 from ...policies.callables import has_hash
 from ...policies.registry import has_rule_functions
 from ..before import Preparation
-from ..compat import AnyJaxpr, Atom, Jaxpr, Literal, aval_of, body_of, consts_of, scope_names
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, body_of, consts_of, scope_names
 from ..primitives.structure import STRUCTURES, has_rule
 from ..primitives.traits import having
 from ..regions import Regions
@@ -26,7 +23,8 @@ from .copies import products_of
 from .data import Context, EquationPlan, Plan, Request, Source, ValueState, literal_state
 from .equation import plan_equation
 from .mark_sweep import Memo, marks_of
-from .need_sweep import needs_of, promoted_by_rules
+from .marks import Marks
+from .need_sweep import Needs, needs_of, promoted_by_rules
 from .needs import EITHER, NOTHING, Need
 from .structural import plan_structural, planning_rule
 from .votes import rounded_stream
@@ -58,22 +56,21 @@ class Planner:
         self._plans: dict[Any, tuple[Any, Plan]] = {}
         self._kinds: dict[tuple[Any, ...], Plan] = {}
         self._equations: dict[tuple[Any, ...], EquationPlan] = {}
-        self.memo: Memo = {"promoted": promoted_by_rules(policy)}
         # Whether a function with a derivative or batching rule of the user's own was planned.
         self.has_rules: bool = False
         self._products = products_of(policy)
         self._rule_functions = has_rule_functions(policy.rules)
         has_scopes = any(scope != "*" for scope, _, _ in policy.rules)
-        looks_at_names = has_scopes or self._rule_functions
         product = self._products.in_scope if self._products else None
-        marks_only = not (looks_at_names or all_paths)
+        marks_only = not (has_scopes or self._rule_functions or all_paths)
         self.regions: Regions = Regions(policy, marks_only, product, default_precision)
-        self.memo["regions"] = self.regions
+        self.memo: Memo = {"promoted": promoted_by_rules(policy), "regions": self.regions}
         self.prepare: Preparation = Preparation(self.regions)
         options = policy, all_paths, default_precision
         self.anew: Callable[[], Planner] = functools.partial(Planner, *options)
-        # Plans are not cached between programs if a rule function may decide differently at each
-        # call, or if an extension reads whole programs.
+        # Neither programs nor jaxprs share plans if a rule function may decide differently at each
+        # call or source line, or if an extension reads whole programs and may plan equal equations
+        # differently.
         self.key: Hashable = None if self._rule_functions or self._products else options
 
     def plan_program(
@@ -117,17 +114,13 @@ class Planner:
         key = (id(jaxpr), *question)
         if (planned := self._plans.get(key)) is not None:
             return planned[1]
-        # Jaxprs share no plan if a rule function may depend on the source line, or if an extension
-        # may plan equal equations differently.
-        is_alone = self._rule_functions or self._products
-        kind = None if is_alone else kind_of(jaxpr)
-        twin = None if kind is None else self._kinds.get((kind, *question))
+        kind = None if self.key is None else kind_of(jaxpr)
+        shared = (kind or id(jaxpr), *question)
+        if shared not in self._kinds:
+            self._kinds[shared] = self._plan(jaxpr, *question)
         # Each jaxpr gets a plan object of its own, even if its equations were planned for another
         # one.
-        plan = twin and dataclasses.replace(twin, jaxpr=body_of(jaxpr))
-        plan = plan or self._plan(jaxpr, *question)
-        if kind is not None and twin is None:
-            self._kinds[kind, *question] = plan
+        plan = dataclasses.replace(self._kinds[shared], jaxpr=body_of(jaxpr))
         # In the key, `path` has only the scopes that the policy distinguishes; see `Regions`.
         # The cache keeps the jaxpr alive, or another could get its id.
         self._plans[key] = jaxpr, plan
@@ -141,25 +134,40 @@ class Planner:
         path: tuple[str, ...],
     ) -> Plan:
         body = body_of(jaxpr)
-        consts = tuple(map(self._const_state, body.constvars, consts_of(jaxpr)))
-        given = dict(zip(body.constvars, consts, strict=True))
-        given.update(zip(body.invars, inputs, strict=True))
-        equations, states = self._forward(body, path, given, requests)
+        consts = tuple(map(_const_state, body.constvars, consts_of(jaxpr)))
+        states = dict(zip((*body.constvars, *body.invars), (*consts, *inputs), strict=True))
+        # A value that is no array, such as a token, has no dtype.
+        as_declared = all(s.dtype is None or s.dtype == aval_of(v).dtype for v, s in states.items())
+        marks = [state.marks for state in inputs]
+        # A consumer of an output without a request is unknown, and may compute in float32.
+        needed = [r.needs or (EITHER if r.dtype is None else Need.FULL) for r in requests]
+        facts = marks_of(body, marks, self.memo)
+        needs = needs_of(body, needed, self.memo, marks, path)
+        equations = []
+        for eqn, of_operands, kind in zip(body.eqns, facts.operands, facts.kinds, strict=True):
+            name, given = eqn.primitive.name, _operands(eqn, states, needs, of_operands)
+            of_results = [needs.get(v, NOTHING) for v in eqn.outvars]
+            ctx = Context(
+                eqn,
+                name,
+                given,
+                [k for k, state in enumerate(given) if state.dtype is not None],
+                self.policy,
+                self.regions.at(path, eqn),
+                tuple([Request(needs=n) for n in of_results]) if name in STRUCTURES else (),
+                of_operands,
+                of_results[0] if of_results else NOTHING,
+                kind,
+            )
+            equation = self.plan_at(ctx)
+            states.update(zip(eqn.outvars, equation.results, strict=True))
+            equations.append(equation)
         outputs, output_dtypes = [], []
         for v, request in zip(body.outvars, requests, strict=True):
             state = literal_state(v) if isinstance(v, Literal) else states[v]
             unchanged = request.dtype is None or state.dtype in (None, request.dtype)
-            cast = None if unchanged else request.dtype
-            output_dtypes.append(cast)
-            outputs.append(ValueState(cast) if cast is not None else state)
-        # A body in which nothing changes keeps its own jaxpr, so that JAX finds it in its caches,
-        # which go by identity.
-        identity = (
-            all(equation.unchanged for equation in equations)
-            and not any(output_dtypes)
-            # A value that is no array, such as a token, has no dtype.
-            and all(s.dtype is None or s.dtype == aval_of(v).dtype for v, s in given.items())
-        )
+            output_dtypes.append(None if unchanged else request.dtype)
+            outputs.append(state if unchanged else ValueState(request.dtype))
         return Plan(
             body,
             consts,
@@ -168,61 +176,11 @@ class Planner:
             tuple(equations),
             tuple(outputs),
             tuple(output_dtypes),
-            identity,
+            # A body in which nothing changes keeps its own jaxpr, so that JAX finds it in its
+            # caches, which go by identity.
+            as_declared and all(e.unchanged for e in equations) and not any(output_dtypes),
             path,
         )
-
-    def _forward(
-        self,
-        jaxpr: Jaxpr,
-        path: tuple[str, ...],
-        given: Mapping[Any, ValueState],
-        requests: Sequence[Request],
-    ) -> tuple[list[EquationPlan], Mapping[Any, ValueState]]:
-        """Returns the plans of the equations, planned in program order, and all states."""
-        marks = [given[v].marks for v in jaxpr.invars]
-        # A consumer of an output without a request is unknown, and may compute in float32.
-        needed = [Need(r.needs) or (EITHER if r.dtype is None else Need.FULL) for r in requests]
-        facts = marks_of(jaxpr, marks, self.memo)
-        needs = needs_of(jaxpr, needed, self.memo, marks, path)
-        states, equations = dict(given), []
-        for i, eqn in enumerate(jaxpr.eqns):
-            name, of_call = eqn.primitive.name, ()
-            operands = [
-                literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars
-            ]
-            of_each = [needs.get(v, NOTHING) for v in eqn.outvars]
-            of_operands = facts.operands[i]
-            if name in STRUCTURES:
-                of_call = tuple([Request(needs=int(need)) for need in of_each])
-                pairs = zip(operands, of_operands, strict=True)
-                operands = [
-                    state if m == state.marks else dataclasses.replace(state, marks=m)
-                    for state, m in pairs
-                ]
-            if name in STRUCTURES or name in _FUSES:
-                operands = [
-                    dataclasses.replace(s, is_shared=True)
-                    if is_16_bit(s.dtype) and s.is_computed and needs[v] & Need.SHARED
-                    else s
-                    for v, s in zip(eqn.invars, operands, strict=True)
-                ]
-            ctx = Context(
-                eqn,
-                name,
-                tuple(operands),
-                [k for k, state in enumerate(operands) if state.dtype is not None],
-                self.policy,
-                self.regions.at(path, eqn),
-                of_call,
-                of_operands,
-                of_each[0] if of_each and not of_call else NOTHING,
-                facts.kinds[i],
-            )
-            plan = self.plan_at(ctx)
-            states.update(zip(eqn.outvars, plan.results, strict=True))
-            equations.append(plan)
-        return equations, states
 
     def plan_at(self, ctx: Context) -> EquationPlan:
         """Plans an equation in its context; equations with equal contexts share one plan.
@@ -240,25 +198,37 @@ class Planner:
         if is_alone or has_range or (ctx.region.product and ctx.name in CONTRACTIONS):
             return rounded_stream(ctx, plan_equation(ctx))
         region = ctx.region
-        signature = (
-            ctx.kind,
-            region.compute_dtype,
-            region.cause,
-            region.rule,
-            region.precision,
-            ctx.need,
-            *ctx.given,
-        )
+        precision = region.compute_dtype, region.cause, region.rule, region.precision
+        signature = (ctx.kind, *precision, ctx.need, *ctx.given)
         if (plan := self._equations.get(signature)) is None:
             # The plan can be shared: the states that it holds are part of the signature.
             plan = self._equations[signature] = rounded_stream(ctx, plan_equation(ctx))
         return plan
 
-    def _const_state(self, var: Atom, value: Any) -> ValueState:
-        dtype = float_dtype(var.aval)
-        if dtype is None:
-            return ValueState(None)
-        return ValueState(dtype, Source.CONST, const_range=constant_range(value))
+
+def _const_state(var: Atom, value: Any) -> ValueState:
+    dtype = float_dtype(var.aval)
+    source = None if dtype is None else Source.CONST
+    return ValueState(dtype, source, const_range=constant_range(value))
+
+
+def _operands(
+    eqn: JaxprEqn, states: Mapping[Any, ValueState], needs: Needs, marks: Sequence[Marks]
+) -> tuple[ValueState, ...]:
+    """Returns the states of the operands of an equation, with the facts for its bodies."""
+    name = eqn.primitive.name
+    given = [literal_state(v) if isinstance(v, Literal) else states[v] for v in eqn.invars]
+    if name in STRUCTURES:
+        pairs = zip(given, marks, strict=True)
+        given = [s if m == s.marks else dataclasses.replace(s, marks=m) for s, m in pairs]
+    if name in STRUCTURES or name in _FUSES:
+        given = [
+            dataclasses.replace(s, is_shared=True)
+            if is_16_bit(s.dtype) and s.is_computed and needs[v] & Need.SHARED
+            else s
+            for v, s in zip(eqn.invars, given, strict=True)
+        ]
+    return tuple(given)
 
 
 def kind_of(jaxpr: AnyJaxpr) -> Hashable:
@@ -275,18 +245,18 @@ def kind_of(jaxpr: AnyJaxpr) -> Hashable:
     if len(body.eqns) > _MAX_EQNS or body.constvars or consts_of(jaxpr) or body.effects:
         return None
     numbers = {v: i for i, v in enumerate(body.invars)}
+
+    def keys(atoms: Sequence[Atom]) -> list[Hashable]:
+        return [literal_key(v) if isinstance(v, Literal) else numbers[v] for v in atoms]
+
     parts: list[Hashable] = [tuple([v.aval for v in body.invars])]
     for eqn in body.eqns:
-        parts.append((eqn.primitive, scope_names(eqn), *_atoms(eqn.invars, numbers)))
+        parts.append((eqn.primitive, scope_names(eqn), *keys(eqn.invars)))
         parts.append((*eqn.params, *eqn.params.values(), *[v.aval for v in eqn.outvars]))
         numbers.update((v, len(numbers) + k) for k, v in enumerate(eqn.outvars))
-    kind = (*parts, *_atoms(body.outvars, numbers))
+    kind = (*parts, *keys(body.outvars))
     # A parameter of an equation may have no hash, and a literal that is an array has none.
     return kind if has_hash(kind) else None
-
-
-def _atoms(atoms: Any, numbers: dict[Any, int]) -> list[Hashable]:
-    return [literal_key(v) if isinstance(v, Literal) else numbers[v] for v in atoms]
 
 
 def literal_key(literal: Literal) -> Hashable:

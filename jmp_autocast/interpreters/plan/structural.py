@@ -7,27 +7,25 @@ rule of its own is planned by `plan_described`.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from ...policies import FLOAT32, CastPolicy, Decision, Policy
+from ...policies import FLOAT32, CastPolicy, Decision
 from ...policies.registry import known_rule
 from ...scopes import CAST, mark
-from ..compat import AnyJaxpr, aval_of, body_of, is_ref, jax_function
+from ..compat import AnyJaxpr, aval_of, is_ref, jax_function
 from ..primitives.reading import cast_dtype
 from ..primitives.structure import (
     STRUCTURES,
-    Body,
     bodies,
     called,
     has_rule,
     holds_rules,
     is_plain_call,
+    isolates,
 )
-from ..regions import Regions
-from .avals import is_16_bit
 from .basic_plans import as_declared, emitted, keep, view_of
 from .data import (
     BIND,
@@ -46,31 +44,19 @@ from .data import (
     ValueState,
 )
 from .mark_sweep import Memo
-from .marks import NONE
-from .need_sweep import needs_in_bodies
-from .needs import EITHER, NOTHING, Need
+from .need_sweep import needs_in_bodies, reads_of
+from .needs import EITHER, Need
 from .reads import read_dtypes
 
 
 class Plans(Protocol):
-    """The interface of `Planner` that planning rules use; `Planner` imports the rules.
+    """The part of `Planner` that planning rules use; `Planner` imports the rules.
 
     Attributes:
-        policy: The policy of the program.
         memo: A cache of facts about the program's jaxprs that do not depend on dtypes.
-        regions: The precision in force at each equation.
-        prepare: Prepares a jaxpr, under its enclosing scopes; see `Preparation`.
-        anew: Makes a new planner with the same options.
-        key: The options as a hashable key for caches of plans; None if no cache may be used,
-            because a rule is a function, for example.
     """
 
-    policy: Policy
     memo: Memo
-    regions: Regions
-    prepare: Callable[..., Any]
-    anew: Callable[[], Any]
-    key: Hashable
 
     def plan(
         self,
@@ -82,16 +68,13 @@ class Plans(Protocol):
         """Plans a prepared jaxpr; see `Planner.plan`."""
         ...
 
-    def plan_at(self, ctx: Context) -> EquationPlan:
-        """Plans an equation in its context."""
-        ...
-
 
 PlanningRule = Callable[[Plans, Context], EquationPlan]
 
 PLANNING_RULES: dict[str, PlanningRule] = {}
 
 INSIDE = Reason(ReasonCode.STRUCTURAL)
+NO_CAST = Reason(ReasonCode.STRUCTURAL, "no cast")
 _OURS = mark(CAST)
 
 
@@ -119,14 +102,12 @@ def plan_structural(rule: PlanningRule, planner: Plans, ctx: Context) -> Equatio
     if ctx.region.governed:
         return keep(ctx, Reason(ReasonCode.SCOPE, ctx.region.cause))
     # A rule may replace a call as a whole; its body is then never planned.
-    emission = _emission(ctx)
-    if emission is not None:
-        return emission
-    return rule(planner, ctx)
+    decision = _decision(ctx)
+    return rule(planner, ctx) if decision is None else emitted(ctx, decision)
 
 
-def _emission(ctx: Context) -> EquationPlan | None:
-    """Returns the plan that calls a function of the user's rule in place of a call, loop or cast.
+def _decision(ctx: Context) -> Decision | None:
+    """Returns the decision of a user's rule to replace a call, loop or cast by a function.
 
     In ``full_precision()``, and in scopes of float32, nothing is replaced.
 
@@ -134,17 +115,12 @@ def _emission(ctx: Context) -> EquationPlan | None:
         TypeError: The rule decided something else, such as a cast policy, which these primitives
             do not have.
     """
-    compute_dtype = ctx.region.compute_dtype
-    if compute_dtype is None or not ctx.floats:
+    if ctx.region.compute_dtype is None or not ctx.floats:
         return None
     rule, _ = known_rule(ctx.name, ctx.region.rule)
-    if isinstance(rule, CastPolicy):  # the user has no rule for the primitive
-        return None
-    decided = rule(view_of(ctx))
-    if decided is None:
-        return None
-    if isinstance(decided, Decision) and decided.emit is not None:
-        return emitted(ctx, decided)
+    decided = None if isinstance(rule, CastPolicy) else rule(view_of(ctx))
+    if decided is None or (isinstance(decided, Decision) and decided.emit is not None):
+        return decided
     raise TypeError(
         f"The rule for primitive {ctx.name!r} decided {decided}, but the primitive has no cast "
         "policy: only the equations inside it have. Return Decision(emit=function) to replace the "
@@ -234,7 +210,7 @@ def read_low(
         s.source in sources
         and s.known_value is None
         and s.dtype == FLOAT32
-        and (s.source is None or id(v) not in moved)
+        and (s.source is None or isolates(ctx.eqn) or id(v) not in moved)
         for s, v in zip(ctx.given, inner.jaxpr.invars, strict=True)
     ]
     reads = read_dtypes(inner) if any(may_be) else may_be
@@ -257,14 +233,11 @@ def read_full(ctx: Context, memo: Memo) -> list[np.dtype | None]:
     # to devices or the host.
     if not (is_plain_call(ctx.eqn) or has_rule(ctx.eqn)):
         return [None] * len(ctx.given)
-    of_results = [Need(request.needs) for request in ctx.requests]
-    given = memo, ctx.marks, ctx.region.names
-    ((body, _, within),) = needs_in_bodies(ctx.eqn, of_results, *given)
-    needs = [within.get(v, NOTHING) for v in body_of(body.jaxpr).invars]
-
+    of_results = [request.needs for request in ctx.requests]
+    needs = reads_of(needs_in_bodies(ctx.eqn, of_results, memo, ctx.marks, ctx.region.names))
     return [
-        FLOAT32 if state.is_shared and need & EITHER == Need.FULL else None
-        for state, need in zip(ctx.given, needs, strict=True)
+        FLOAT32 if state.is_shared and needs[i] & EITHER == Need.FULL else None
+        for i, state in enumerate(ctx.given)
     ]
 
 
@@ -273,11 +246,7 @@ def cast_states(
 ) -> list[ValueState]:
     """Returns the states of operands after their casts; an operand without a cast has None."""
     return [
-        state
-        if dtype is None
-        else ValueState(
-            dtype, was_rounded=dtype == FLOAT32 and is_16_bit(state.dtype), marks=state.marks
-        )
+        state if dtype is None else ValueState(dtype, was_rounded=True, marks=state.marks)
         for state, dtype in zip(given, operands, strict=True)
     ]
 
@@ -295,7 +264,7 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
         ctx: The equation, which `structure.py` describes.
     """
     held, given = bodies(ctx.eqn), ctx.given
-    if any(body.carries for body in held) or not held:
+    if any(body.carries for body in held):
         # Only a planning rule knows which carries may have 16 bits: without one, nothing in a loop
         # is lowered.
         return keep(ctx, Reason(ReasonCode.KEEP, "a loop without a planning rule"))
@@ -311,33 +280,25 @@ def plan_described(planner: Plans, ctx: Context) -> EquationPlan:
             for body in held
         ]
 
-    inner, joined, reason = plan_all(ctx.requests), list(ctx.requests), INSIDE
+    def dtypes(plans: Sequence[Plan], result: int) -> list[np.dtype | None]:
+        pairs = zip(plans, held, strict=True)
+        return [plan.outputs[body.results.index(result)].dtype for plan, body in pairs]
+
+    inner, requests, reason = plan_all(ctx.requests), list(ctx.requests), INSIDE
     # All branches have to return one dtype, and float32 holds the values of each.
-    for k in range(len(joined)):
-        made = _made(k, inner, held)
-        if len({state.dtype for state in made}) > 1:
-            joined[k] = Request(dtype=FLOAT32)
+    for k in range(len(requests)):
+        if len(set(dtypes(inner, k))) > 1:
+            requests[k] = Request(dtype=FLOAT32)
             reason = Reason(ReasonCode.BRANCH_JOIN, f"the branches disagree on result {k}")
     if reason is not INSIDE:
-        inner = plan_all(joined)
-    # Control operands (a branch index, a flag) are consumed by the equation itself, in declared
-    # dtypes.
-    inside = {i for body in held for i in body.operands}
-    declared = as_declared(ctx)
-    operands = tuple(None if i in inside else d for i, d in enumerate(declared))
-    unchanged = all(plan.identity for plan in inner) and not any(operands)
-    results = []
-    for k, v in enumerate(ctx.eqn.outvars):
-        made = _made(k, inner, held) or [ValueState(ctx.declared(v))]
-        results.append(ValueState(made[0].dtype))
-    action = Inside(tuple(inner), unchanged)
-    return EquationPlan(action, given, operands, tuple(results), reason)
-
-
-def _made(k: int, inner: Sequence[Plan], held: Sequence[Body]) -> list[ValueState]:
-    """Returns the state of result ``k`` in each body that returns it."""
-    pairs = zip(inner, held, strict=True)
-    return [plan.outputs[body.results.index(k)] for plan, body in pairs if k in body.results]
+        inner = plan_all(requests)
+    return EquationPlan(
+        Inside(tuple(inner), all(plan.identity for plan in inner)),
+        given,
+        (None,) * len(given),
+        tuple([ValueState(dtypes(inner, k)[0]) for k in range(len(requests))]),
+        reason,
+    )
 
 
 # --- others without a cast policy -----------------------------------------------------------
@@ -361,21 +322,6 @@ def as_made(planner: Plans, ctx: Context) -> EquationPlan:
     return keep(ctx, Reason(ReasonCode.KEEP, "made by autocast"))
 
 
-def stacked_states(states: Sequence[ValueState]) -> tuple[ValueState, ...]:
-    """Returns the states of stacked outputs of an iteration.
-
-    These are the facts about one slice, without those that hold in one iteration only.
-    """
-    return tuple(
-        [dataclasses.replace(s, loop_invariant=False, tag=None, marks=NONE) for s in states]
-    )
-
-
-def loop_invariants(states: Iterable[ValueState]) -> list[ValueState]:
-    """Returns the states of a loop's constants in its body: each source is loop-invariant there."""
-    return [dataclasses.replace(s, loop_invariant=True) if s.source else s for s in states]
-
-
 # --- the program's own casts -----------------------------------------------------------------
 
 
@@ -387,46 +333,30 @@ def _convert_element_type(planner: Plans, ctx: Context) -> EquationPlan:
     """
     (state,), (var,), (made,) = ctx.given, ctx.eqn.invars, ctx.eqn.outvars
     of, source, target = aval_of(var).dtype, ctx.declared(var), ctx.declared(made)
-    cast = Reason(ReasonCode.USER_CAST, f"{of} to {cast_dtype(ctx.eqn)}")
-
-    def plan(
-        action: Action,
-        result: ValueState,
-        reason: Reason = cast,
-        operand: np.dtype | None = None,
-    ) -> EquationPlan:
-        return EquationPlan(action, ctx.given, (operand,), (result,), reason)
-
-    is_back = aval_of(made).dtype == FLOAT32
-    if is_back and ctx.region.names and ctx.region.names[-1] == _OURS:
-        # Autocast has added this cast after a kernel. It is left out: the result keeps its dtype.
-        return plan(Cast(), state, Reason(ReasonCode.STRUCTURAL, "no cast"))
-    known = state.known_value
-    if source is None and target is None:
-        return plan(KEEP, ValueState(None, known_value=known))
+    known, as_declared = state.known_value, state.dtype == source
     # If the planned dtype of the operand is not its declared one, the plan replaces the cast.
-    as_declared = state.dtype == source
-    action = KEEP if as_declared else Cast()
-    if target is None:
-        return plan(action, ValueState(None))
-    if source == target:
+    action: Action = KEEP if as_declared else Cast()
+    operand, reason = None, Reason(ReasonCode.USER_CAST, f"{of} to {cast_dtype(ctx.eqn)}")
+    if ctx.region.names[-1:] == (_OURS,) and target == FLOAT32:
+        # Autocast has added this cast after a kernel. It is left out: the result keeps its dtype.
+        action, result, reason = Cast(), state, NO_CAST
+    elif target is None:
+        result = ValueState(None, known_value=known if source is None else None)
+    elif source == target:
         # Only the weak type changes: the value keeps its dtype.
-        code = ReasonCode.STRUCTURAL
-        if state.source is not None:
-            action, code = Move(as_declared), ReasonCode.SOURCE
-        return plan(action, state, Reason(code, "no cast", (0,)))
-    result = ValueState(target, narrowed_by_user=target != FLOAT32)
-    is_number = source is None and isinstance(of, np.dtype) and of.kind in "biu"
-    if is_number:
-        # A bool or a byte may be rounded: every float dtype holds integers up to 256.
-        is_exact = of.itemsize == 1
-        action = Move() if is_exact else KEEP
-        result = ValueState(
-            target, Source.CONST if is_exact else Source.DATA, may_be_rounded=is_exact
-        )
-    if known is not None and (is_number or source is not None):
-        result = ValueState(target, Source.LITERAL, known)
-    if source is None:
-        return plan(action, result)
-    lowers = ctx.region.compute_dtype is not None and state.dtype != target
-    return plan(action, result, operand=target if lowers else None)
+        result, reason = state, NO_CAST
+        action = action if state.source is None else Move(as_declared)
+    else:
+        result = ValueState(target, narrowed_by_user=target != FLOAT32)
+        if source is not None:
+            lowers = ctx.region.lowers and state.dtype != target
+            operand = target if lowers else None
+        elif of.kind in "biu":
+            # A bool or a byte may be rounded: every float dtype holds integers up to 256.
+            is_exact = of.itemsize == 1
+            action = Move() if is_exact else KEEP
+            kind = Source.CONST if is_exact else Source.DATA
+            result = ValueState(target, kind, may_be_rounded=is_exact)
+        if known is not None and (source is not None or of.kind in "biu"):
+            result = ValueState(target, Source.LITERAL, known)
+    return EquationPlan(action, ctx.given, (operand,), (result,), reason)

@@ -33,7 +33,7 @@ from ..compat import (
 from ..compat.settings import in_settings_of_now
 from ..plan.avals import is_16_bit
 from ..plan.data import EquationPlan, Request
-from ..plan.needs import Need
+from ..plan.needs import NOTHING, Need
 from ..primitives.evaluate import of_positions
 from ..primitives.structure import called
 from .rewriter import Rewriter, check_immutable, rewrites
@@ -43,7 +43,7 @@ mark_frames(__file__)
 
 # A residual is planned as if a product consumed it, so that it may be computed in 16 bits. This
 # halves its memory, and products of the backward pass do consume most residuals.
-_LEADS = int(Need.LEADS)
+_LEADS = Need.LEADS
 
 
 def _primal(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable[..., Any]:
@@ -112,7 +112,7 @@ def _emitted(
 
 def _as_in(dtype: Any) -> Request:
     """Returns the request for an output of a rule that must have the given dtype."""
-    return Request(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else 0)
+    return Request(dtype=dtype, needs=_LEADS if is_16_bit(dtype) else NOTHING)
 
 
 def _rebuilt_custom_jvp(rewriter: Rewriter, eqn: JaxprEqn, plan: EquationPlan) -> Callable:

@@ -57,7 +57,7 @@ from ..plan.data import (
     ValueState,
 )
 from ..plan.picked_first import picked_first
-from ..plan.structural import Plans
+from ..plan.planner import Planner
 from ..primitives.accumulate import accumulating_contraction, is_lowered_by_us
 from ..primitives.cached_bind import bind_cached, cast
 from ..primitives.evaluate import as_function, evaluate
@@ -106,7 +106,7 @@ class Rewriter(KeepsValues):
             scope.
     """
 
-    planner: Plans
+    planner: Planner
     planned: Callable[[Plan], None] | None = None
     label: Callable[[EquationPlan], str] | None = None
     memo: dict[Any, Any] = dataclasses.field(default_factory=dict, init=False)
