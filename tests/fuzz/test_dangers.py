@@ -28,7 +28,7 @@ def without_summands(patch):
 
 
 def without_float32_windows(patch):
-    without_link("PROMOTIONS", "_leads_to_no_product")(patch)
+    without_link("leads_to_no_product")(patch)
     register_rule("reduce_window_sum", CastPolicy.PROMOTE)
 
 

@@ -188,7 +188,7 @@ LOST = {
         operations_probes.one_call_for_several_kinds,
         lambda patch: [
             patch.setattr(Planner, "plan", plan_whatever_the_states),
-            without_link("PROMOTIONS", "_leads_to_no_product")(patch),
+            without_link("leads_to_no_product")(patch),
         ],
     ),
 }

@@ -27,7 +27,7 @@ LOST = {"chosen": Need.SHARP, "complement": Need.SHARP, "covariance": Need.EXPAN
 
 @pytest.mark.parametrize("family", LOST)
 def test_a_lost_row_makes_a_spelling_worse(family, monkeypatch):
-    without_link("PROMOTIONS", "_leads_to_no_product")(monkeypatch)
+    without_link("leads_to_no_product")(monkeypatch)
     without_need(LOST[family])(monkeypatch)
     assert any(run(4, i, family)[1] for i in range(30))
 

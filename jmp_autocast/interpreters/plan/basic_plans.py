@@ -103,21 +103,20 @@ def cast_results(plan: EquationPlan, decision: Decision) -> EquationPlan:
     """Returns the plan with its results cast to the output dtype of a rule's decision, if any."""
     if decision.output_dtype is None:
         return plan
-    return rounded_once(plan, np.dtype(decision.output_dtype), plan.reason)
+    return rounded_once(plan, np.dtype(decision.output_dtype))
 
 
-def rounded_once(plan: EquationPlan, dtype: np.dtype, reason: Reason) -> EquationPlan:
+def rounded_once(plan: EquationPlan, dtype: np.dtype) -> EquationPlan:
     """Returns the plan with its results cast to a dtype.
 
     Args:
         plan: The plan so far.
         dtype: The dtype of the results.
-        reason: Why the results have this dtype.
     """
     casts = tuple(None if s.dtype in (None, dtype) else dtype for s in plan.results)
     results = tuple(ValueState(dtype) if s.dtype is not None else s for s in plan.results)
     action = BIND if any(casts) and isinstance(plan.action, Keep) else plan.action
-    return dataclasses.replace(plan, casts=casts, results=results, action=action, reason=reason)
+    return dataclasses.replace(plan, casts=casts, results=results, action=action)
 
 
 def in_precision(ctx: Context, plan: EquationPlan, word: str | None) -> EquationPlan:
@@ -162,13 +161,11 @@ def emitted(ctx: Context, decision: Decision) -> EquationPlan:
         s.dtype and np.dtype(read or aval_of(v).dtype)
         for v, s in zip(ctx.eqn.invars, ctx.given, strict=True)
     ]
-    return EquationPlan(
-        Emit(decision.emit, decision.emitted_name),
-        ctx.given,
-        tuple(None if d == s.dtype else d for d, s in zip(dtypes, ctx.given, strict=True)),
-        tuple(ValueState(d and np.dtype(output or d)) for d in map(ctx.declared, ctx.eqn.outvars)),
-        Reason(ReasonCode.EMIT, decision.emitted_name),
-    )
+    operands = tuple(None if d == s.dtype else d for d, s in zip(dtypes, ctx.given, strict=True))
+    declared = map(ctx.declared, ctx.eqn.outvars)
+    results = tuple(ValueState(d and np.dtype(output or d)) for d in declared)
+    action, reason = Emit(decision.emit, decision.emitted_name), decision.emitted_name
+    return EquationPlan(action, ctx.given, operands, results, Reason(ReasonCode.EMIT, reason))
 
 
 def view_of(ctx: Context) -> EquationView:

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...policies import FLOAT32, Policy
-from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal, aval_of, is_array_aval
+from ...policies import Policy
+from ..compat import AnyJaxpr, Atom, JaxprEqn, Literal
 from ..regions import Region
 from .avals import float_dtype
 from .constant_range import ConstantRange
@@ -179,9 +179,8 @@ def literal_state(literal: Literal) -> ValueState:
     if shape == () and isinstance(literal.val, _NUMBERS):
         value = np.asarray(literal.val)
         if value.dtype.kind in "iufb" or dtype is not None:
-            source = Source.LITERAL if dtype else None
-            return ValueState(dtype, source, known_value=float(value))
-    return ValueState(dtype, Source.CONST if dtype else None)
+            return ValueState(dtype, dtype and Source.LITERAL, float(value))
+    return ValueState(dtype, dtype and Source.CONST)
 
 
 class Request(NamedTuple):
@@ -228,20 +227,6 @@ class Context(NamedTuple):
         """The compute dtype of the region, which is not None."""
         assert self.region.compute_dtype is not None
         return self.region.compute_dtype
-
-    @property
-    def foreign(self) -> tuple[int, ...]:
-        """The positions of the float and complex operands whose dtypes autocast leaves alone."""
-        ours = (FLOAT32, self.region.compute_dtype)
-        avals = [aval_of(v) for v in self.eqn.invars]
-        dtypes = [aval.dtype if is_array_aval(aval) else None for aval in avals]
-        floats = [(i, d) for i, d in enumerate(dtypes) if isinstance(d, np.dtype)]
-        return tuple([i for i, d in floats if d.kind in "fcV" and d not in ours])
-
-    def joined(self, positions: Sequence[int]) -> np.dtype:
-        """Returns the dtype that the operands at ``positions`` share, float32 if they differ."""
-        first, *others = [self.given[i].dtype for i in positions]
-        return FLOAT32 if first is None or any(d != first for d in others) else first
 
     def declared(self, atom: Atom) -> np.dtype | None:
         """Returns the declared dtype of a value, None for values other than floats."""
@@ -356,8 +341,7 @@ class Stored:
     keys: tuple[CopyKey, ...]
 
 
-_OfArrays = Keep | Bind | Cast | Contract | Redispatch | Emit
-Action = _OfArrays | Move | Inside | Stored
+Action = Keep | Bind | Move | Cast | Contract | Redispatch | Inside | Emit | Stored
 
 # Most equations of a program have one of the actions `KEEP` and `BIND`, and share these objects.
 KEEP = Keep()

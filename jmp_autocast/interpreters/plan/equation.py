@@ -1,11 +1,10 @@
-"""Plans an equation without bodies: by its cast policy, guards, requests and votes."""
+"""Plans an equation without bodies: by its cast policy, guards, needs and votes."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Collection, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -18,9 +17,9 @@ from ...policies import (
     apply_rule,
 )
 from ...policies.registry import check_obeyed, known_rule
-from ..compat import Atom, aval_of
+from ..compat import aval_of
 from ..primitives import reading
-from ..primitives.traits import DERIVATIVES, FOLDS, having
+from ..primitives.traits import FOLDS, having
 from .avals import at_least, is_16_bit, is_as_large
 from .basic_plans import (
     cast_results,
@@ -31,23 +30,24 @@ from .basic_plans import (
     rounded_once,
     view_of,
 )
-from .consumers import chooses_in_float32, derivative_leaves, follows_consumers, raised_for
+from .consumers import (
+    derivative_leaves,
+    float32_consumer,
+    is_accumulator,
+    leads_to_no_product,
+)
 from .data import (
-    BIND,
-    KEEP,
     READ_BY,
     Bind,
     Context,
     Contract,
     EquationPlan,
-    Keep,
     Move,
     Reason,
     ReasonCode,
     Source,
     ValueState,
 )
-from .marks import accumulates, is_stream
 from .needs import EITHER, HARMED, OF_PRODUCTS, ROWS, Need, cannot_pay
 from .votes import far_literal, is_harmless, literal_guard, starts_stream, voters
 
@@ -58,37 +58,10 @@ _SATURATES = having("saturates")
 _CLEARS = having("clears")
 # Primitives whose results hold elements of their operands, perhaps negated.
 _SELECTS = having("affine") & having("rounds")
-_COMPUTES_NOTHING = _CONTRACTS | having("moves") | having("rounds")
-
-_NO_FLOAT = Reason(ReasonCode.NO_FLOAT)
-_LOW = Reason(ReasonCode.LOWER_PRECISION)
-_FULL = Reason(ReasonCode.FP32)
-_KEEP = Reason(ReasonCode.KEEP, "policy KEEP")
-_REQUESTED = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
-_ACCUMULATES = Reason(ReasonCode.ACCUMULATOR, "added to again and again")
-_ROWS = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
-_NO_PRODUCT = Reason(ReasonCode.NO_PRODUCT)
-_READ_LOW = Reason(ReasonCode.CLEAR_NARROW, "all consumers read 16 bits")
-_WHOLE = Reason(ReasonCode.COORD, "whole numbers that 16 bits may not hold")
-_COUNTS = Reason(ReasonCode.DOT_OUT, "its result is whole numbers")
-_TENSOR_CORES = Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'")
-_PLAIN = {policy: Decision(policy=policy) for policy in CastPolicy}
-
-
-class Link(NamedTuple):
-    """A step in a chain that plans an equation.
-
-    Args:
-        decides: Returns the plan of an equation, None to leave it to the next link.
-        names: The primitives that it decides about, None for all.
-    """
-
-    decides: Callable[[Context], EquationPlan | None]
-    names: Collection[str] | None = None
 
 
 def plan_equation(ctx: Context) -> EquationPlan:
-    """Plans an ordinary equation: the first of `DECISIONS` that has a plan decides.
+    """Plans an ordinary equation: the first function that returns a plan decides.
 
     Args:
         ctx: The equation in its context.
@@ -96,16 +69,14 @@ def plan_equation(ctx: Context) -> EquationPlan:
     Returns:
         The plan of the equation.
     """
-    plan = _first(DECISIONS, ctx)
+    plan = (
+        _has_no_floats(ctx)
+        or _moves_a_source(ctx)
+        or _keeps_its_dtypes(ctx)
+        or _is_known(ctx)
+        or _has_a_rule(ctx)
+    )
     return in_precision(ctx, plan, ctx.region.precision)
-
-
-def _first(chain: Sequence[Link], ctx: Context) -> Any:
-    """Returns the plan of the first link that returns one, None if no link does."""
-    for decides, names in chain:
-        if (names is None or ctx.name in names) and (plan := decides(ctx)) is not None:
-            return plan
-    return None
 
 
 # --- every equation -------------------------------------------------------------------------
@@ -115,15 +86,17 @@ def _has_no_floats(ctx: Context) -> EquationPlan | None:
     """Integers, bools and float8 arrays of the program are never cast; an `iota` is data."""
     if ctx.floats:
         return None
-    source = Source.DATA if ctx.name == "iota" else None
-    dtypes = map(ctx.declared, ctx.eqn.outvars)
-    results = tuple(ValueState(dtype, dtype and source) for dtype in dtypes)
-    return EquationPlan(KEEP, ctx.given, (None,) * len(ctx.given), results, _NO_FLOAT)
+    plan = keep(ctx, Reason(ReasonCode.NO_FLOAT))
+    if ctx.name != "iota" or (dtype := plan.results[0].dtype) is None:
+        return plan
+    return dataclasses.replace(plan, results=(ValueState(dtype, Source.DATA),))
 
 
 def _moves_a_source(ctx: Context) -> EquationPlan | None:
     """A move of a source returns a source of the same dtype, which each consumer casts."""
-    if len(ctx.floats) != 1 or (state := ctx.given[ctx.floats[0]]).source is None:
+    if ctx.name not in DATA_MOVEMENT or len(ctx.floats) != 1:
+        return None
+    if (state := ctx.given[ctx.floats[0]]).source is None:
         return None
     # Whether the result has 16-bit consumers is not known yet. For them the rewriter moves the
     # operand's 16-bit copy, which may be smaller than the result. Rows that a gather looks up in a
@@ -141,18 +114,15 @@ def _moves_a_source(ctx: Context) -> EquationPlan | None:
     return EquationPlan(Move(), ctx.given, (None,) * len(ctx.given), results, reason)
 
 
-def _stands_in_scope(ctx: Context) -> EquationPlan | None:
-    """An equation keeps its dtypes in a scope of float32, such as ``full_precision()``."""
-    if ctx.region.compute_dtype is not None:
-        return None
-    return keep(ctx, Reason(ReasonCode.SCOPE, ctx.region.cause))
-
-
-def _is_not_ours(ctx: Context) -> EquationPlan | None:
-    """Keeps equations on dtypes that autocast leaves alone, and scatters with a user's update."""
+def _keeps_its_dtypes(ctx: Context) -> EquationPlan | None:
+    """Keeps the dtypes in a float32 scope, for another dtype, and for a user's scatter update."""
+    if ctx.region.compute_dtype is None:
+        return keep(ctx, Reason(ReasonCode.SCOPE, ctx.region.cause))
     # A user chooses float64 for its digits, float8 together with scales, and float16 in a bfloat16
     # program for values of a known range.
-    if foreign := ctx.foreign:
+    dtypes = [getattr(v.aval, "dtype", None) for v in ctx.eqn.invars]
+    floats = [(i, d) for i, d in enumerate(dtypes) if isinstance(d, np.dtype) and d.kind in "fcV"]
+    if foreign := tuple([i for i, d in floats if d not in (FLOAT32, ctx.compute_dtype)]):
         return keep(ctx, Reason(ReasonCode.DOMAIN, "an operand has another float dtype", foreign))
     if ctx.name in _REDISPATCHED and not reading.has_plain_update(ctx.eqn):
         return keep(ctx, Reason(ReasonCode.KEEP, "the update computation is the user's"))
@@ -163,45 +133,32 @@ def _is_known(ctx: Context) -> EquationPlan | None:
     """A function of literals alone is a literal."""
     # `x / sqrt(64)` is traced as a literal under a square root. Unfolded, the root would be a
     # computed float32 value, whose vote raises the scores of every attention to float32.
-    if any([state.known_value is None or state.dtype != FLOAT32 for state in ctx.given]):
+    values = [state.known_value for state in ctx.given if state.dtype == FLOAT32]
+    if ctx.name not in FOLDS or None in values or len(values) < len(ctx.given):
         return None
     # It is folded in the declared dtype, as XLA would compute it: guards check its value.
     with np.errstate(all="ignore"):
-        known = FOLDS[ctx.name](*[FLOAT32.type(state.known_value) for state in ctx.given])
+        known = FOLDS[ctx.name](*map(FLOAT32.type, values))
     plan = keep(ctx, Reason(ReasonCode.SOURCE, "a literal", tuple(ctx.floats)))
     results = tuple(ValueState(s.dtype, Source.LITERAL, float(known)) for s in plan.results)
     return dataclasses.replace(plan, results=results)
 
 
-def _has_a_rule(ctx: Context) -> EquationPlan | None:
+def _has_a_rule(ctx: Context) -> EquationPlan:
     """The rule of the primitive decides; an equation without a rule keeps its dtypes."""
     rule, origin = known_rule(ctx.name, ctx.region.rule)
     if origin == "unknown":
         return keep(ctx, Reason(ReasonCode.UNKNOWN, ctx.name))
-    decision = _PLAIN[rule] if isinstance(rule, CastPolicy) else _decided(rule, ctx)
+    if isinstance(rule, CastPolicy):
+        decision = Decision(policy=rule)
+    else:
+        decision = apply_rule(rule, view_of(ctx))
+        if decision.policy is not None:
+            check_obeyed(ctx.name, decision.policy)
     if decision.emit is not None:
         return emitted(ctx, decision)
-    plan = _by_policy(ctx, decision, origin)
-    plan = cast_results(plan, decision)
+    plan = cast_results(_by_policy(ctx, decision, origin), decision)
     return in_precision(ctx, plan, decision.precision) if decision.precision else plan
-
-
-DECISIONS: tuple[Link, ...] = (
-    Link(_has_no_floats),
-    Link(_moves_a_source, DATA_MOVEMENT),
-    Link(_stands_in_scope),
-    Link(_is_not_ours),
-    Link(_is_known, FOLDS),
-    Link(_has_a_rule),
-)
-
-
-def _decided(rule: Any, ctx: Context) -> Decision:
-    """Returns the decision of a rule that is a function."""
-    decision = apply_rule(rule, view_of(ctx))
-    if decision.policy is not None:
-        check_obeyed(ctx.name, decision.policy)
-    return decision
 
 
 def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
@@ -210,93 +167,87 @@ def _by_policy(ctx: Context, decision: Decision, origin: str) -> EquationPlan:
     Args:
         ctx: The equation.
         decision: The rule's decision.
-        origin: The origin of its rule. `GUARDS` do not apply to a product that `with_rules` lowers,
-            and `_leads_to_no_product` applies to default rules only.
+        origin: The origin of its rule. Guards do not apply to a product that `with_rules` lowers,
+            and `leads_to_no_product` applies to default rules only.
     """
-    contracts = ctx.name in _CONTRACTS
-    if decision.policy is CastPolicy.KEEP:
-        return keep(ctx, _KEEP)
-    if decision.policy is CastPolicy.LOWER_PRECISION_FP:
-        guarded = origin != "rules"
-        low = _lower(ctx, guarded=guarded)
-        if not _is_rounded(low) or not contracts:
-            return low
-        if guarded and _reads_whole(ctx) is not None:
-            # The result is float32: it may hold whole numbers above 256, which bfloat16 rounds.
-            return _with_float32_result(ctx, low, _COUNTS)
-        plan = _accumulating(ctx, low)
-        if ctx.region.product is None:
-            return plan
-        of_sources = not ctx.policy.rounds_weight_gradients
-        return ctx.region.product(ctx, cast_results(plan, decision), of_sources)
-    if decision.policy is CastPolicy.FP32_APPEND_DTYPE and contracts:
-        return _with_float32_result(ctx, _lower(ctx, guarded=True), _REQUESTED)
-    if decision.policy in FULL_POLICIES:
-        plan = in_dtype(ctx, FLOAT32, _FULL)
-        is_sum = decision.policy is CastPolicy.FP32_SET_OPT_DTYPE
+    policy, is_lowered = decision.policy, decision.policy is CastPolicy.LOWER_PRECISION_FP
+    if policy is CastPolicy.KEEP:
+        return keep(ctx, Reason(ReasonCode.KEEP, "policy KEEP"))
+    guarded = not is_lowered or origin != "rules"
+    if ctx.name in _CONTRACTS and (is_lowered or policy is CastPolicy.FP32_APPEND_DTYPE):
+        return _plan_product(ctx, decision, guarded)
+    if is_lowered:
+        return _lower(ctx, guarded)
+    if policy in FULL_POLICIES:
+        plan = in_dtype(ctx, FLOAT32, Reason(ReasonCode.FP32))
+        is_sum = policy is CastPolicy.FP32_SET_OPT_DTYPE
         if is_sum and ctx.given[ctx.floats[0]].narrowed_by_user:
             # jnp.sum(x, dtype=bfloat16) casts its operand: the user set the dtype.
-            return rounded_once(plan, ctx.compute_dtype, plan.reason)
+            return rounded_once(plan, ctx.compute_dtype)
         return plan
-    return _first(PROMOTIONS if origin == "default" else _PROMOTES, ctx)
+    return _promote(ctx, is_default=origin == "default")
 
 
 # --- LOWER_PRECISION_FP ---------------------------------------------------------------------
 
 
 def _lower(ctx: Context, guarded: bool) -> EquationPlan:
-    """Returns the plan in the compute dtype, unless the user or a guard decides for float32."""
-    contracts = ctx.name in _CONTRACTS
-    # A rule of the policy, or a scope with a dtype, overrules a precision in the program.
-    overrules = not guarded or bool(ctx.region.cause)
-    if contracts and (plan := _requested(ctx, overrules)) is not None:
+    """Returns the plan in the compute dtype, unless a guard decides for float32."""
+    if guarded:
+        if (plan := _cannot_pay(ctx)) is not None:
+            return plan
+        if (reason := _guard(ctx)) is not None:
+            return in_dtype(ctx, FLOAT32, reason)
+    return in_dtype(ctx, ctx.compute_dtype, Reason(ReasonCode.LOWER_PRECISION))
+
+
+def _plan_product(ctx: Context, decision: Decision, guarded: bool) -> EquationPlan:
+    """Returns the plan of a contraction that its policy lowers, with its accumulator's dtype.
+
+    A product may be lowered: XLA multiplies 16-bit operands exactly and adds in float32 on every
+    backend. Only the operands and the result are rounded, in bfloat16 by 2**-9 of each.
+    """
+    if (reason := _requested(ctx, guarded)) is not None:
+        return keep(ctx, reason)
+    plan = _lower(ctx, guarded)
+    if plan.reason.code is not ReasonCode.LOWER_PRECISION or not isinstance(plan.action, Bind):
         return plan
-    if guarded and (plan := _first(GUARDS, ctx)) is not None:
-        return plan
-    # A product may be lowered: XLA multiplies 16-bit operands exactly and adds in float32 on every
-    # backend. Only the operands and the result are rounded, in bfloat16 by 2**-9 of each.
-    plan = in_dtype(ctx, ctx.compute_dtype, _LOW)
-    if not contracts:
-        return plan
-    action, results = plan.action, plan.results
+    params = {**plan.action.params, **reading.without_request(ctx.eqn)}
+    action = Contract(not ctx.policy.rounds_weight_gradients, params)
     # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if the
     # operands have 16 bits.
     declared_low = all(aval_of(ctx.eqn.invars[i]).dtype == ctx.compute_dtype for i in ctx.floats)
     if declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
-        results = tuple(ValueState(FLOAT32) for _ in results)
-        action = action if isinstance(action, Keep) else BIND
-    if isinstance(action, Bind) and (dropped := reading.without_request(ctx.eqn)):
-        action = dataclasses.replace(action, params={**action.params, **dropped})
-    return dataclasses.replace(plan, results=results, action=action)
+        reason = plan.reason
+    elif decision.policy is CastPolicy.FP32_APPEND_DTYPE:
+        reason = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
+    elif guarded and _reads_whole(ctx) is not None:
+        # The result is float32: it may hold whole numbers above 256, which bfloat16 rounds.
+        reason = Reason(ReasonCode.DOT_OUT, "its result is whole numbers")
+    if reason is not None:
+        results = (ValueState(FLOAT32),)
+        return dataclasses.replace(plan, results=results, action=action, reason=reason)
+    # The gradient of a weight is a sum over a batch, and over devices. If it is rounded before the
+    # sum over devices, small differences between devices are lost: 257 becomes 256 in bfloat16.
+    # ``level="by_hand"`` accepts this loss, to send half the bytes. A convolution is bound as it
+    # is: XLA's GPU backend runs one with a float32 result in float32.
+    reads_source = any(s.source is not None and s.dtype == FLOAT32 for s in ctx.given[:2])
+    unrounded = action.of_sources and reads_source and ctx.name != "conv_general_dilated"
+    plan = dataclasses.replace(plan, action=action if unrounded else Bind(params))
+    if ctx.region.product is None:
+        return plan
+    return ctx.region.product(ctx, cast_results(plan, decision), action.of_sources)
 
 
-def _requested(ctx: Context, overrules: bool) -> EquationPlan | None:
-    """Returns the plan of a product that keeps its dtypes, None for one that may be lowered.
-
-    Args:
-        ctx: The product.
-        overrules: The policy lowers the product regardless of the program's precision.
-    """
+def _requested(ctx: Context, guarded: bool) -> Reason | None:
+    """Returns why the program's product keeps its dtypes, None if it may be lowered."""
+    # A rule of the policy, or a scope with a dtype, overrules a precision in the program.
+    overrules = not guarded or bool(ctx.region.cause)
     if not overrules and (precision := reading.requested_precision(ctx.eqn)) is not None:
-        return keep(ctx, Reason(ReasonCode.USER_PRECISION, f"precision={precision}"))
-    if ctx.floats[:2] != [0, 1]:
-        return keep(ctx, Reason(ReasonCode.DOMAIN, "an operand is no float"))
-    if ctx.declared(ctx.eqn.outvars[0]) is None:
-        return keep(ctx, Reason(ReasonCode.DOMAIN, "the result has another dtype"))
+        return Reason(ReasonCode.USER_PRECISION, f"precision={precision}")
+    if ctx.floats[:2] != [0, 1] or ctx.declared(ctx.eqn.outvars[0]) is None:
+        return Reason(ReasonCode.DOMAIN, "an operand or the result is no float")
     return None
-
-
-def _exceeds_the_range(ctx: Context) -> EquationPlan | None:
-    """A literal or constant needs float32 if the compute dtype makes it infinity, 0, 1 or -1.
-
-    Without this guard, a mask's -1e9 was -inf in float16, and a masked row NaN.
-    """
-    # In a product, only float16 needs the guard: a weight may exceed its maximum, 65,504. A weight
-    # that exceeds the maximum of bfloat16, 3.4e38, exceeds that of float32, too.
-    if ctx.name in _CONTRACTS and ctx.compute_dtype != np.float16:
-        return None
-    reason = literal_guard(ctx.given, ctx.floats, ctx.compute_dtype)
-    return None if reason is None else in_dtype(ctx, FLOAT32, reason)
 
 
 def _cannot_pay(ctx: Context) -> EquationPlan | None:
@@ -312,31 +263,55 @@ def _cannot_pay(ctx: Context) -> EquationPlan | None:
     votes = voters(ctx)
     if votes and all([is_16_bit(ctx.given[i].dtype) for i in votes]):
         return None
-    return _saying("at most 4 elements are summed", _first(PROMOTIONS, ctx))
+    return _because("at most 4 elements are summed", _voters_decide(ctx))
 
 
-def _saying(why: str, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan with ``why`` appended to its cause, if votes decided about it."""
-    votes = (ReasonCode.PROMOTE_LOW, ReasonCode.PROMOTE_FULL, ReasonCode.SOURCE)
-    if plan.reason.code not in votes:
-        return plan
+def _because(why: str, plan: EquationPlan) -> EquationPlan:
+    """Returns the plan with ``why`` appended to its cause."""
     reason = dataclasses.replace(plan.reason, cause=f"{plan.reason.cause}; {why}")
     return dataclasses.replace(plan, reason=reason)
 
 
-def _reads_what_needs_digits(ctx: Context) -> EquationPlan | None:
-    """A contraction with positions, a stencil or (in float16) an unbounded `exp` is float32.
+def _guard(ctx: Context) -> Reason | None:
+    """Returns why an equation that its policy lowers needs float32, None if it does not.
+
+    Without the check of literals, a mask's -1e9 was -inf in float16, and a masked row NaN.
+    """
+    contracts, reason = ctx.name in _CONTRACTS, None
+    # In a product, only float16 needs this guard: a weight may exceed its maximum, 65,504. A weight
+    # that exceeds the maximum of bfloat16, 3.4e38, exceeds that of float32, too.
+    if not contracts or ctx.compute_dtype == np.float16:
+        reason = literal_guard(ctx.given, ctx.compute_dtype)
+    if reason is None and contracts:
+        reason = _is_needed(ctx) or _needs_digits(ctx, 0) or _needs_digits(ctx, 1)
+    return reason
+
+
+def _is_needed(ctx: Context) -> Reason | None:
+    """A contraction is float32 if a consumer needs its digits: a decomposition, an index.
+
+    Without this guard, 98 % of the cells of a mixed-radix quantizer were wrong. `needs.ROWS` has
+    the errors for other consumers.
+    """
+    if ctx.need & OF_PRODUCTS:
+        row = next(row for row in ROWS if ctx.need & row.need & OF_PRODUCTS)
+        return Reason(ReasonCode.FEEDER, READ_BY + row.consumer)
+    if ctx.need & Need.SNAP and _reads_whole(ctx) is False:
+        return Reason(ReasonCode.COORD, "whole numbers that 16 bits may not hold")
+    return None
+
+
+def _needs_digits(ctx: Context, i: int) -> Reason | None:
+    """Positions, a stencil and (in float16) an unbounded `exp` enter a contraction in float32.
 
     Without this guard, the angle of position 255, which bfloat16 holds, was half a radian off, the
     Laplacian of a smooth field was off by 3.7 times its size, and `exp(s) @ v` was infinite from
     scores of 11.1 on.
+
+    Args:
+        ctx: The contraction.
+        i: The position of the operand.
     """
-    reasons = (reason for i in (0, 1) if (reason := _needs_digits(ctx, i)) is not None)
-    return next((in_dtype(ctx, FLOAT32, reason) for reason in reasons), None)
-
-
-def _needs_digits(ctx: Context, i: int) -> Reason | None:
-    """Returns why operand ``i`` of a contraction needs float32, None if it does not."""
     state, marks, constant = ctx.given[i], ctx.marks[i], ctx.given[i].const_range
     if constant is not None:
         # If a constant is a stencil, or subtracts coordinates of points, the result is a small
@@ -358,19 +333,6 @@ def _needs_digits(ctx: Context, i: int) -> Reason | None:
     if marks.exponential and state.dtype == FLOAT32 and ctx.compute_dtype == np.float16:
         return Reason(ReasonCode.LITERAL, f"operand {i} is an exp without a bound", (i,))
     return None
-
-
-def _is_needed(ctx: Context) -> EquationPlan | None:
-    """A contraction is float32 if a consumer needs its digits: a decomposition, an index.
-
-    Without this guard, 98 % of the cells of a mixed-radix quantizer were wrong. `needs.ROWS` has
-    the errors for other consumers.
-    """
-    if ctx.need & OF_PRODUCTS:
-        row = next(row for row in ROWS if ctx.need & row.need & OF_PRODUCTS)
-        return in_dtype(ctx, FLOAT32, Reason(ReasonCode.FEEDER, READ_BY + row.consumer))
-    is_index = ctx.need & Need.SNAP and _reads_whole(ctx) is False
-    return in_dtype(ctx, FLOAT32, _WHOLE) if is_index else None
 
 
 def _reads_whole(ctx: Context) -> bool | None:
@@ -399,122 +361,41 @@ def _holds_whole(ctx: Context, i: int) -> bool | None:
     return state.may_be_rounded or bool(is_held)
 
 
-GUARDS: tuple[Link, ...] = (
-    Link(_exceeds_the_range),
-    Link(_cannot_pay),
-    Link(_is_needed, _CONTRACTS),
-    Link(_reads_what_needs_digits, _CONTRACTS),
-)
-
-
-def _accumulating(ctx: Context, plan: EquationPlan) -> EquationPlan:
-    """Returns the plan of a 16-bit product with a float32 gradient of each source that it reads.
-
-    A convolution keeps its plan: XLA's GPU backend runs one with a float32 result in float32.
-    """
-    # The gradient of a weight is a sum over a batch, and over devices. If it is rounded before the
-    # sum over devices, small differences between devices are lost: 257 becomes 256 in bfloat16.
-    # ``level="by_hand"`` accepts this loss, to send half the bytes.
-    action = _contract(ctx, plan)
-    of_source = action.of_sources and any(
-        s.source is not None and s.dtype == FLOAT32 for s in ctx.given[:2]
-    )
-    unrounded = of_source and ctx.name != "conv_general_dilated"
-    return dataclasses.replace(plan, action=action) if unrounded else plan
-
-
-def _contract(ctx: Context, plan: EquationPlan) -> Contract:
-    params = plan.action.params if isinstance(plan.action, Bind) else {}
-    return Contract(not ctx.policy.rounds_weight_gradients, params)
-
-
-def _with_float32_result(ctx: Context, plan: EquationPlan, reason: Reason) -> EquationPlan:
-    """Returns the plan of a 16-bit contraction whose float32 accumulator is its result."""
-    if not _is_rounded(plan):
-        return plan
-    results = tuple(ValueState(FLOAT32) for _ in plan.results)
-    return dataclasses.replace(plan, results=results, reason=reason, action=_contract(ctx, plan))
-
-
-def _is_rounded(plan: EquationPlan) -> bool:
-    """Whether the plan lowers the equation, and so rounds its result to 16 bits."""
-    lowered = plan.reason is _LOW and not isinstance(plan.action, Keep)
-    return lowered and plan.results[0].dtype != FLOAT32
-
-
 # --- PROMOTE --------------------------------------------------------------------------------
 
 
-def _leads_to_no_product(ctx: Context) -> EquationPlan | None:
-    """A value is float32 unless it leads, through elementwise operations and moves, to a product.
+def _promote(ctx: Context, is_default: bool) -> EquationPlan:
+    """Returns the plan by the votes of the operands and the needs of the consumers.
 
-    Without this link, `int(sigmoid(x @ w) * 255)` was wrong in 2 to 25 % of its elements in
-    bfloat16.
+    Args:
+        ctx: The equation.
+        is_default: The equation promotes by a default rule, and not by a user's.
     """
-    chooses = ctx.name in _COMPUTES_NOTHING and not chooses_in_float32(ctx.eqn)
-    if ctx.need & Need.LEADS or chooses:
-        return None
-    plan = _first(_PROMOTES, ctx)
-    # Values that the program declares in 16 bits stay in 16 bits.
-    is_rounded = plan.reason.code is ReasonCode.PROMOTE_LOW and plan.results[0].dtype != FLOAT32
-    is_raised = plan.reason.code in (ReasonCode.FEEDER, ReasonCode.LOG_GUARD)
-    if (is_rounded or is_raised) and ctx.declared(ctx.eqn.outvars[0]) == FLOAT32:
-        return in_dtype(ctx, FLOAT32, _NO_PRODUCT)
-    return plan
-
-
-def _is_accumulator(ctx: Context) -> EquationPlan | None:
-    """An accumulator, such as a residual stream, is float32, except at level "compute".
-
-    Without this link, a bfloat16 residual stream lost 86 to 97 % of 24 branches of 1e-3.
-    """
-    is_added = bool(ctx.need & Need.ADDED)
-    adds_up = not ctx.policy.data_abstains and accumulates(ctx.eqn, ctx.marks, is_added)
-    return in_dtype(ctx, FLOAT32, _ACCUMULATES) if adds_up else None
-
-
-def _derivative_leaves(ctx: Context) -> EquationPlan | None:
-    """An equation whose derivative may leave float16's range is float32, and rounded once.
-
-    Without this link, a gradient of linear attention was off by 20 times its size, and the gradient
-    of a GELU was NaN.
-    """
-    if not derivative_leaves(ctx.eqn, ctx.marks, ctx.region):
-        return None
-    plan = _saying("its derivative may leave float16", _consumers_decide(ctx))
-    if not is_16_bit(plan.results[0].dtype):
-        return None
-    full = in_dtype(ctx, FLOAT32, plan.reason)
-    return rounded_once(full, ctx.compute_dtype, plan.reason)
-
-
-def _consumers_decide(ctx: Context) -> EquationPlan | None:
-    """An equation follows its consumers, if these need float32 or if all of them are products.
-
-    Without this link, an `exp` read rounded operands, and a transposed float32 value was stored in
-    float32 for a product.
-    """
+    facts = ctx.eqn, ctx.marks, ctx.need, ctx.region
+    if is_accumulator(*facts):
+        return in_dtype(ctx, FLOAT32, Reason(ReasonCode.ACCUMULATOR, "added to again and again"))
     plan = _voters_decide(ctx)
-    code = plan.reason.code
     # A value that the program declares in 16 bits stays in 16 bits.
-    is_float = plan.results[0].is_computed and ctx.declared(ctx.eqn.outvars[0]) == FLOAT32
-    if code is ReasonCode.PROMOTE_LOW and is_float and (consumer := _needs_float32(ctx)):
-        code = ReasonCode.LOG_GUARD if ctx.name in _SATURATES else ReasonCode.FEEDER
-        return in_dtype(ctx, FLOAT32, Reason(code, READ_BY + consumer))
-    if code is ReasonCode.PROMOTE_FULL and _is_only_read_low(ctx):
-        return in_dtype(ctx, ctx.compute_dtype, _READ_LOW)
+    is_lowered = is_16_bit(plan.results[0].dtype) and ctx.declared(ctx.eqn.outvars[0]) == FLOAT32
+    if plan.reason.code is ReasonCode.PROMOTE_LOW and is_lowered:
+        if is_default and leads_to_no_product(ctx.eqn, ctx.need):
+            return in_dtype(ctx, FLOAT32, Reason(ReasonCode.NO_PRODUCT))
+        if consumer := float32_consumer(*facts) or _several_consumers(ctx):
+            code = ReasonCode.LOG_GUARD if ctx.name in _SATURATES else ReasonCode.FEEDER
+            return in_dtype(ctx, FLOAT32, Reason(code, READ_BY + consumer))
+    if plan.reason.code is ReasonCode.PROMOTE_FULL and _is_only_read_low(ctx):
+        reason = Reason(ReasonCode.CLEAR_NARROW, "all consumers read 16 bits")
+        return in_dtype(ctx, ctx.compute_dtype, reason)
+    if is_16_bit(plan.results[0].dtype) and derivative_leaves(ctx.eqn, ctx.marks, ctx.region):
+        # Without this, a gradient of linear attention was off by 20 times its size, and the
+        # gradient of a GELU was NaN.
+        plan = _because("its derivative may leave float16", plan)
+        return rounded_once(in_dtype(ctx, FLOAT32, plan.reason), ctx.compute_dtype)
     return plan
 
 
-def _needs_float32(ctx: Context) -> str:
-    """Returns the consumer that needs float32 of an equation in 16 bits, "" if none does."""
-    is_intended = is_stream(ctx.eqn, ctx.marks, ctx.policy.data_abstains)
-    if is_intended and not ctx.need & HARMED:
-        return ""
-    if needed := raised_for(ctx.eqn, ctx.need):
-        return next(row for row in ROWS if needed & row.need).consumer
-    if follows_consumers(ctx.eqn, ctx.marks, ctx.need, ctx.region):
-        return "all consumers"
+def _several_consumers(ctx: Context) -> str:
+    """Returns "several consumers" if these read an operand and the result in float32, else ""."""
     # Rounding commutes with ``neg``, ``max`` or a transpose, so that the cast to float32 may come
     # before or after them. If it comes after them, each cotangent is rounded before it is added to
     # those of the other consumers. In ``max(z, 0) - z * y + log1p(exp(-abs(z)))`` three cotangents
@@ -526,12 +407,6 @@ def _needs_float32(ctx: Context) -> str:
     return "several consumers" if is_shared and ctx.need & EITHER == Need.FULL else ""
 
 
-def _computed(ctx: Context) -> set[Atom]:
-    """Returns the computed operands."""
-    pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
-    return {v for v, state in pairs if state.is_computed}
-
-
 def _is_only_read_low(ctx: Context) -> bool:
     """Whether all consumers of an equation that commutes with rounding read 16 bits.
 
@@ -540,67 +415,62 @@ def _is_only_read_low(ctx: Context) -> bool:
     """
     if ctx.name not in _CLEARS or ctx.need & (EITHER | HARMED | OF_PRODUCTS) != Need.LOW:
         return False
-    is_held = literal_guard(ctx.given, ctx.floats, ctx.compute_dtype) is None
-    computed = _computed(ctx)
+    is_held = literal_guard(ctx.given, ctx.compute_dtype) is None
+    pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
+    computed = {v for v, state in pairs if state.is_computed}
     return is_held and len(computed) == 1 and is_as_large(ctx.eqn.outvars[0], computed.pop())
 
 
-def _voters_decide(ctx: Context) -> EquationPlan | None:
+def _voters_decide(ctx: Context) -> EquationPlan:
     """The widest voter sets the dtype, as in PyTorch; without voters, `_of_sources` plans."""
-    given, floats = ctx.given, ctx.floats
     votes = voters(ctx)
-    if not votes:
-        return _of_sources(ctx)
     # A value that the program declares in 16 bits stays in 16 bits at every level.
     declared_full = any(aval_of(ctx.eqn.invars[i]).dtype == FLOAT32 for i in votes)
     if ctx.policy.level == "tensor_cores" and declared_full and ctx.name not in DATA_MOVEMENT:
-        return in_dtype(ctx, FLOAT32, _TENSOR_CORES)
-    target = ctx.joined(votes)
+        return in_dtype(ctx, FLOAT32, Reason(ReasonCode.PROMOTE_FULL, "level='tensor_cores'"))
+    target = _joined(ctx, votes) if votes else ctx.compute_dtype
     if target == FLOAT32:
-        by = next((i for i in votes if given[i].dtype == FLOAT32), votes[0])
-        source = given[by].source
+        by = next((i for i in votes if ctx.given[i].dtype == FLOAT32), votes[0])
+        source = ctx.given[by].source
         what = "computed" if source is None else f"a {source.value} source"
-        cause = f"operand {by} is {target}, {what}"
-        return in_dtype(ctx, target, Reason(ReasonCode.PROMOTE_FULL, cause, (by,)))
-    reason = literal_guard(given, floats, target)
-    if reason is None and not ctx.policy.data_abstains:
-        reason = far_literal(ctx, target)
+        reason = Reason(ReasonCode.PROMOTE_FULL, f"operand {by} is float32, {what}", (by,))
+        return in_dtype(ctx, target, reason)
+    # With a literal beyond the range of 16 bits, a function of sources is a computed float32 value:
+    # a source would be cast to 16 bits for its consumers.
+    reason = literal_guard(ctx.given, target)
+    if reason is None and votes and not ctx.policy.data_abstains:
+        reason = far_literal(ctx)
     if reason is not None:
         return in_dtype(ctx, FLOAT32, reason)
+    if not votes:
+        return _of_sources(ctx)
     cause = f"operand{'s' * (len(votes) > 1)} {', '.join(map(str, votes))}"
     return in_dtype(ctx, target, Reason(ReasonCode.PROMOTE_LOW, cause, tuple(votes)))
 
 
-_PROMOTES: tuple[Link, ...] = (
-    Link(_is_accumulator),
-    Link(_derivative_leaves, DERIVATIVES),
-    Link(_consumers_decide),
-)
-PROMOTIONS: tuple[Link, ...] = (Link(_leads_to_no_product), *_PROMOTES)
+def _joined(ctx: Context, positions: Sequence[int]) -> np.dtype:
+    """Returns the dtype that the operands at ``positions`` share, float32 if they differ."""
+    first, *others = [ctx.given[i].dtype for i in positions]
+    return FLOAT32 if first is None or any(d != first for d in others) else first
 
 
 def _of_sources(ctx: Context) -> EquationPlan:
     """Returns the plan of a function of sources alone, whose result is a source in their dtype."""
     floats, given = ctx.floats, ctx.given
-    # With a literal beyond the range of 16 bits, the result is a computed float32 value: a source
-    # would be cast to 16 bits for its consumers.
-    reason = literal_guard(given, floats, ctx.compute_dtype)
-    if reason is not None:
-        return in_dtype(ctx, FLOAT32, reason)
     # At level "compute" the residual stream is 16 bits from the embedding on, as in a model that is
     # written by hand with ``dtype=``.
     if ctx.policy.data_abstains and starts_stream(ctx):
-        return in_dtype(ctx, ctx.compute_dtype, _ROWS)
+        reason = Reason(ReasonCode.PROMOTE_LOW, "rows of a parameter")
+        return in_dtype(ctx, ctx.compute_dtype, reason)
     # The most demanding kind wins: data votes, a parameter has a gradient, a constant has neither.
     kinds = {given[i].source for i in floats}
-    order = (Source.DATA, Source.PARAM, Source.CONST)
-    source = next((kind for kind in order if kind in kinds), Source.CONST)
+    source = next((kind for kind in (Source.DATA, Source.PARAM) if kind in kinds), Source.CONST)
     reason = Reason(ReasonCode.SOURCE, f"of {source.value} sources", tuple(floats))
-    plan = in_dtype(ctx, ctx.joined(floats), reason)
+    plan = in_dtype(ctx, _joined(ctx, floats), reason)
     # If all values to select from may be rounded, so may the selection: `where(mask, 1.0, 0.0)`.
     harmless = ctx.name in _SELECTS and all(is_harmless(given[i]) for i in floats)
-    tags = [s.tag for s in given if s.tag is not None and source is Source.PARAM]
-    tag = tags[0].moved(is_whole=False) if tags else None
-    marks = functools.partial(dataclasses.replace, source=source, may_be_rounded=harmless, tag=tag)
-    results = tuple(s if s.dtype is None else marks(s) for s in plan.results)
+    tags = [s.tag.moved(is_whole=False) for s in given if s.tag and source is Source.PARAM]
+    tag = tags[0] if tags else None
+    made = functools.partial(ValueState, source=source, may_be_rounded=harmless, tag=tag)
+    results = tuple(s if s.dtype is None else made(s.dtype) for s in plan.results)
     return dataclasses.replace(plan, results=results)

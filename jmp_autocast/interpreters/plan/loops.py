@@ -170,7 +170,7 @@ def _starts_low(ctx: Context, declared: np.dtype | None, state: ValueState) -> b
         return False
     # A carry that starts at a number beyond 16 bits stays float32. In float16 a running maximum
     # that starts at finfo(float32).min would be -inf, and exp(-inf + inf) is NaN.
-    if literal_guard([state], [0], ctx.compute_dtype) is not None:
+    if literal_guard([state], ctx.compute_dtype) is not None:
         return False
     voting = (None,) if ctx.policy.data_abstains else (None, Source.DATA)
     return state.dtype == ctx.compute_dtype or state.source not in voting
@@ -195,7 +195,7 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
         return False
     if returned.source is Source.PARAM and initial.source is not None:
         return False
-    return literal_guard([returned], [0], dtype) is None
+    return literal_guard([returned], dtype) is None
 
 
 def _reason(carries: _Dtypes, accumulating: frozenset[int], start: int) -> Reason:

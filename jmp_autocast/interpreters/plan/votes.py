@@ -140,20 +140,17 @@ def representable(value: float, dtype: np.dtype) -> bool:
     return math.isfinite(rounded) and not (rounded in (0.0, 1.0, -1.0) and rounded != value)
 
 
-def literal_guard(
-    given: Sequence[ValueState], floats: Sequence[int], compute_dtype: np.dtype
-) -> Reason | None:
+def literal_guard(given: Sequence[ValueState], compute_dtype: np.dtype) -> Reason | None:
     """Returns the reason why a literal or constant forbids the compute dtype, None without one.
 
     Args:
         given: The state of each operand.
-        floats: The positions of the float operands.
         compute_dtype: float16 or bfloat16.
     """
     # Operands that do not vote are checked as well: -1e9 of a mask is -inf in float16, and a row
     # that is masked throughout becomes NaN in the softmax after it.
-    for i in floats:
-        value, const_range = given[i].known_value, given[i].const_range
+    for i, state in enumerate(given):
+        value, const_range = state.dtype and state.known_value, state.const_range
         if value is not None and not representable(value, compute_dtype):
             cause = f"{value:g} has no {compute_dtype.name} value"
             return Reason(ReasonCode.LITERAL, cause, (i,))
@@ -163,7 +160,7 @@ def literal_guard(
     return None
 
 
-def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
+def far_literal(ctx: Context) -> Reason | None:
     """Returns the reason why a literal takes the digits of a 16-bit summand, None without one.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
@@ -171,12 +168,11 @@ def far_literal(ctx: Context, compute_dtype: np.dtype) -> Reason | None:
 
     Args:
         ctx: The equation.
-        compute_dtype: float16 or bfloat16.
     """
     for i in ctx.floats if ctx.name in _SHIFTS else ():
         value = ctx.given[i].known_value
         if value is not None and _NEAR < abs(value) < _BEYOND_FLOAT32:
-            cause = f"{value:g} takes digits of what it meets in {compute_dtype.name}"
+            cause = f"{value:g} takes digits of what it meets in {ctx.compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
 
@@ -202,7 +198,7 @@ def rounded_stream(ctx: Context, plan: EquationPlan) -> EquationPlan:
     sums = is_stream(ctx.eqn, ctx.marks, ctx.policy.data_abstains)
     is_summed = sums and all([state.is_computed for state in ctx.given])
     if read_low and is_summed and plan.reason.code is ReasonCode.PROMOTE_FULL:
-        return rounded_once(plan, ctx.compute_dtype, _SUM)
+        return rounded_once(dataclasses.replace(plan, reason=_SUM), ctx.compute_dtype)
     marked = dataclasses.replace(plan.results[0], was_rounded=True)
     return dataclasses.replace(plan, results=(marked,))
 
@@ -216,18 +212,14 @@ def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
     """
     computed = all(ctx.given[i].source is None for i in voters(ctx))
     is_promoted = plan.reason.code is ReasonCode.PROMOTE_FULL and computed
-    return is_promoted and far_literal(ctx, ctx.compute_dtype) is None
+    return is_promoted and far_literal(ctx) is None
 
 
 def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:
     """Whether the result is float32, and each computed operand of its size was 16-bit before."""
-    is_full = [state.dtype for state in plan.results] == [FLOAT32]
-    found = [s for s in _of_full_size(ctx) if s.is_computed] if is_full else []
-    return bool(found) and all(s.was_rounded or is_16_bit(s.dtype) for s in found)
-
-
-def _of_full_size(ctx: Context) -> list[ValueState]:
-    """Returns the states of the operands that have the shape of the result."""
+    if [state.dtype for state in plan.results] != [FLOAT32]:
+        return False
     shape = aval_of(ctx.eqn.outvars[0]).shape
     pairs = zip(ctx.eqn.invars, ctx.given, strict=True)
-    return [s for v, s in pairs if s.dtype is not None and aval_of(v).shape == shape]
+    found = [s for v, s in pairs if s.is_computed and aval_of(v).shape == shape]
+    return bool(found) and all(s.was_rounded or is_16_bit(s.dtype) for s in found)
