@@ -12,6 +12,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ...policies import FLOAT32
 from ...policies.registry import known_rule
 from ..compat import JaxprEqn, aval_of
 from ..primitives.picking import picks
@@ -145,7 +146,8 @@ def float32_consumer(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: 
     if needed and (name in _FEEDS or (needed & HARMED and name not in _ROUNDS)):
         return next(row for row in ROWS if needed & row.need).consumer
     is_cheap = name in _FEEDS and (name != "mul" or any([m.given for m in marks]))
-    if not is_cheap or not need & Need.COMPUTED or need & EITHER != Need.FULL:
+    is_lowered = aval_of(eqn.outvars[0]).dtype == FLOAT32
+    if not (is_cheap and is_lowered) or not need & Need.COMPUTED or need & EITHER != Need.FULL:
         return ""
     return "" if is_stream(eqn, marks, region.abstains) else "all consumers"
 

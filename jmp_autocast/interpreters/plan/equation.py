@@ -375,10 +375,10 @@ def _promote(ctx: Context, is_default: bool) -> EquationPlan:
     if is_accumulator(*facts):
         return in_dtype(ctx, FLOAT32, Reason(ReasonCode.ACCUMULATOR, "added to again and again"))
     plan = _voters_decide(ctx)
-    # A value that the program declares in 16 bits stays in 16 bits.
-    is_lowered = is_16_bit(plan.results[0].dtype) and ctx.declared(ctx.eqn.outvars[0]) == FLOAT32
-    if plan.reason.code is ReasonCode.PROMOTE_LOW and is_lowered:
-        if is_default and leads_to_no_product(ctx.eqn, ctx.need):
+    # A value that the program declares in 16 bits stays in 16 bits, unless a consumer needs it.
+    is_lowered = ctx.declared(ctx.eqn.outvars[0]) == FLOAT32
+    if plan.reason.code is ReasonCode.PROMOTE_LOW and is_16_bit(plan.results[0].dtype):
+        if is_default and is_lowered and leads_to_no_product(ctx.eqn, ctx.need):
             return in_dtype(ctx, FLOAT32, Reason(ReasonCode.NO_PRODUCT))
         if consumer := float32_consumer(*facts) or _several_consumers(ctx):
             code = ReasonCode.LOG_GUARD if ctx.name in _SATURATES else ReasonCode.FEEDER
