@@ -6,7 +6,7 @@ import pytest
 from jmp_autocast.interpreters.plan.needs import Need
 
 from .spellings import FAMILIES, Errors, draw, run
-from .taken_out import without_link, without_need
+from .taken_out import without_need, without_the_rule
 
 
 def test_no_spelling_is_much_further_off_than_the_best():
@@ -27,7 +27,7 @@ LOST = {"chosen": Need.SHARP, "complement": Need.SHARP, "covariance": Need.EXPAN
 
 @pytest.mark.parametrize("family", LOST)
 def test_a_lost_row_makes_a_spelling_worse(family, monkeypatch):
-    without_link("leads_to_no_product")(monkeypatch)
+    without_the_rule(monkeypatch)
     without_need(LOST[family])(monkeypatch)
     assert any(run(4, i, family)[1] for i in range(30))
 

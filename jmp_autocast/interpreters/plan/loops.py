@@ -109,7 +109,7 @@ def _scan(planner: Plans, ctx: Context) -> EquationPlan:
         given,
         (*casts, *stacked),
         (*map(ValueState, carries), *ys),
-        _reason(carries, accumulating, start),
+        _reason(ctx, carries, accumulating, start),
     )
 
 
@@ -198,9 +198,10 @@ def _can_be(dtype: np.dtype | None, returned: ValueState, initial: ValueState) -
     return literal_guard([returned], dtype) is None
 
 
-def _reason(carries: _Dtypes, accumulating: frozenset[int], start: int) -> Reason:
-    """Returns why carries are float32; ``start`` is the position of the first initial value."""
-    kept = [k for k, dtype in enumerate(carries) if dtype == FLOAT32]
+def _reason(ctx: Context, carries: _Dtypes, accumulating: frozenset[int], start: int) -> Reason:
+    """Returns why carries keep their dtypes; ``start`` is the position of the first one."""
+    pairs = enumerate(zip(carries, ctx.eqn.outvars, strict=False))
+    kept = [k for k, (dtype, v) in pairs if dtype is not None and dtype == ctx.declared(v)]
     code, why = ReasonCode.CARRY, "keep their declared dtypes"
     if accumulated := [k for k in kept if k in accumulating]:
         kept, code, why = accumulated, ReasonCode.CARRY_ACCUMULATOR, "accumulate"
@@ -230,5 +231,5 @@ def _while(planner: Plans, ctx: Context) -> EquationPlan:
         ctx.given,
         (*(None,) * start, *restored),
         tuple(map(ValueState, dtypes)),
-        _reason(dtypes, frozenset(), start),
+        _reason(ctx, dtypes, frozenset(), start),
     )
