@@ -7,6 +7,7 @@ import pytest
 
 from jmp_autocast import BF16, FP16, autocast, explain
 from jmp_autocast.interpreters.plan import consumers, needs
+from jmp_autocast.interpreters.primitives import reading
 from tests.fuzz.comparison import interpreted
 
 RNG = np.random.default_rng(0)
@@ -45,11 +46,21 @@ def without(monkeypatch):
     """Norms count as products, to which values lead in 16 bits."""
     monkeypatch.setattr(needs, "is_norm", lambda eqn: False)
     monkeypatch.setattr(consumers, "is_norm", lambda eqn: False)
+    monkeypatch.setattr(reading, "is_norm", lambda eqn: False)
 
 
 @pytest.mark.parametrize("name", SQUARES)
 def test_the_square_of_a_long_vector_is_finite(name):
     of_hundreds = lambda w, x: SQUARES[name](200 * (x @ w))
+    assert error(of_hundreds, FP16, (W, X)) < 0.001
+
+
+@pytest.mark.parametrize("name", [name for name in SQUARES if name != "cond"])
+def test_it_is_finite_where_a_product_reads_the_vector_in_16_bits(name):
+    def of_hundreds(w, x):
+        h = 200 * (x @ w)
+        return SQUARES[name](h) / 1e4, h @ w
+
     assert error(of_hundreds, FP16, (W, X)) < 0.001
 
 

@@ -374,6 +374,10 @@ def _promote(ctx: Context, is_default: bool) -> EquationPlan:
     facts = ctx.eqn, ctx.marks, ctx.need, ctx.region
     if is_accumulator(*facts):
         return in_dtype(ctx, FLOAT32, Reason(ReasonCode.ACCUMULATOR, "added to again and again"))
+    # The square of a vector with elements in the hundreds is infinite in float16.
+    is_computed = any([state.source is None for state in ctx.given])
+    if ctx.name in _CONTRACTS and reading.is_norm(ctx.eqn) and is_computed:
+        return in_dtype(ctx, FLOAT32, Reason(ReasonCode.FP32, "a sum of squares"))
     plan = _voters_decide(ctx)
     # A value that the program declares in 16 bits stays in 16 bits, unless a consumer needs it.
     is_lowered = ctx.declared(ctx.eqn.outvars[0]) == FLOAT32
