@@ -253,3 +253,10 @@ def test_a_threshold_made_of_literals_is_no_rank(least):
     rows = explain(divided, p, np.float32(x), policy=BF16).rows
     found = {r.results for r in rows if r.primitive in ("add", "max", "reduce_max")}
     assert found == {("bfloat16",)}
+
+
+def test_an_inner_product_narrows_nothing():
+    """It promotes, so a moved float32 value keeps its digits for it."""
+    moved = lambda h: jnp.vdot(jnp.exp(h).T, h) * (h @ W)
+    (eqn,) = find(jax.make_jaxpr(autocast(lambda w: moved(X @ w), policy=BF16))(W), "transpose")
+    assert eqn.outvars[0].aval.dtype == jnp.float32

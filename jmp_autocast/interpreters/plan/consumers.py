@@ -16,7 +16,13 @@ from ...policies import FLOAT32
 from ...policies.registry import known_rule
 from ..compat import JaxprEqn, aval_of
 from ..primitives.picking import picks
-from ..primitives.reading import cast_dtype, derivative_exponents, is_norm, requested_precision
+from ..primitives.reading import (
+    cast_dtype,
+    derivative_exponents,
+    free_dimensions,
+    is_norm,
+    requested_precision,
+)
 from ..primitives.traits import DERIVATIVES, having, leaves_float16
 from ..regions import Region
 from .avals import is_16_bit, is_as_large
@@ -80,7 +86,8 @@ def _of_product(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Regio
     may_be_guarded = [
         m.fixed or m.counted or m.whole or (is_half and m.exponential) for m in marks[:2]
     ]
-    is_low = requested_precision(eqn) is None and not any(may_be_guarded)
+    promotes = free_dimensions(eqn) == (0, 0) or requested_precision(eqn) is not None
+    is_low = not promotes and not any(may_be_guarded)
     return Need.LOW if is_low else EITHER
 
 
