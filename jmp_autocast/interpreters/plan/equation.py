@@ -212,20 +212,20 @@ def _plan_product(ctx: Context, decision: Decision, guarded: bool) -> EquationPl
     plan = _lower(ctx, guarded)
     if plan.reason.code is not ReasonCode.LOWER_PRECISION or not isinstance(plan.action, Bind):
         return plan
-    params = {**plan.action.params, **reading.without_request(ctx.eqn)}
-    action = Contract(not ctx.policy.rounds_weight_gradients, params)
+    results, dropped = (ValueState(FLOAT32),), reading.without_request(ctx.eqn)
     # jnp.matmul sets the preferred dtype to that of its operands: float32 is a request only if the
     # operands have 16 bits.
     declared_low = all(aval_of(ctx.eqn.invars[i]).dtype == ctx.compute_dtype for i in ctx.floats)
     if declared_low and reading.preferred_dtype(ctx.eqn) == FLOAT32:
-        reason = plan.reason
-    elif decision.policy is CastPolicy.FP32_APPEND_DTYPE:
+        return dataclasses.replace(plan, results=results, action=Bind(dropped))
+    params = {**plan.action.params, **dropped}
+    action = Contract(not ctx.policy.rounds_weight_gradients, params)
+    if decision.policy is CastPolicy.FP32_APPEND_DTYPE:
         reason = Reason(ReasonCode.DOT_OUT, "a rule asks for float32")
     elif guarded and _reads_whole(ctx) is not None:
         # The result is float32: it may hold whole numbers above 256, which bfloat16 rounds.
         reason = Reason(ReasonCode.DOT_OUT, "its result is whole numbers")
     if reason is not None:
-        results = (ValueState(FLOAT32),)
         return dataclasses.replace(plan, results=results, action=action, reason=reason)
     # The gradient of a weight is a sum over a batch, and over devices. If it is rounded before the
     # sum over devices, small differences between devices are lost: 257 becomes 256 in bfloat16.

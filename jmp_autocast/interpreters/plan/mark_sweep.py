@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+import jax
 import numpy as np
 
 from ..compat import Atom, Jaxpr, JaxprEqn, Literal, aval_of, body_of
@@ -102,7 +103,7 @@ def lookup(all_marks: Mapping[Any, Marks], atoms: Sequence[Atom]) -> list[Marks]
 
 def _of_number(literal: Literal) -> Marks:
     val, aval = literal.val, aval_of(literal)
-    if aval.dtype.kind == "c":
+    if aval.dtype.kind == "c" or aval.dtype == jax.dtypes.float0:
         return NUMBER
     # NumPy warns at a comparison of a bfloat16 NaN, so Python floats are compared.
     numbers = [float(x) for x in (np.ravel(val) if aval.shape else (val,))]
