@@ -109,7 +109,7 @@ class Products(Protocol):
 
 
 _PRODUCTS: list[Callable[[Policy], Products | None]] = []
-plans_products = _PRODUCTS.append
+plans_products: Callable[[Callable[[Policy], Products | None]], None] = _PRODUCTS.append
 """Registers an extension: a function from a policy to `Products`, None if it is not used."""
 
 
