@@ -383,6 +383,7 @@ ROWS = (
     Row("summed", _CHEAP, lambda it, mark: _most(it, mark) or adds(it.eqn, it.marks)),
     Row("factors", _CHEAP, _factors),
     Row("convolved", _OF_ELEMENTS, _convolved),
+    Row("spread", _CHEAP, lambda it, mark: min([m.spread for m in it.marks])),
     Row("fresh", having("shifts") | {"neg", "select_n", "concatenate"}),
     Row("fresh", _SCALES, lambda it, mark: min(1, _scaled_by_given(it, mark))),
     Row("power", ("square", "integer_pow", "mul"), _power),
@@ -457,6 +458,9 @@ def _of_one_array(eqn: JaxprEqn, marks: Sequence[Marks]) -> Marks | None:
     if name in _ADDS_UP:
         found = Marks(squares=2) if m.power == 2 else Marks(averaged=2)
         return found._replace(gram=min(1, m.gram), bound=m.bound, whole=m.whole, wide=True)
+    if name in _PICKS and m.spread and at_least(m.spread, element_count(eqn.outvars[0])):
+        # The pick may take each repeated element once: its result counts as not broadcast.
+        m = m._replace(spread=0)
     if name in _PICKS and m.gram:
         return m._replace(gram=1)
     if name == "convert_element_type":
