@@ -86,9 +86,7 @@ class ConstantRange:
 def _range_of(array: np.ndarray) -> Found:
     if not array.size:
         return _NOTHING
-    shaped = array
     # The search takes two passes over the array, without a copy.
-    array = array.reshape(-1)  # an array without dimensions has no slices
     largest = max(abs(array.min()), abs(array.max()))
     if not np.isfinite(largest):
         finite = np.abs(array[np.isfinite(array)])
@@ -96,8 +94,8 @@ def _range_of(array: np.ndarray) -> Found:
     exceeds = frozenset(d for d in COMPUTE_DTYPES if not np.isfinite(clamped(largest, d)))
     beyond = any(is_clamped(float(largest), d) for d in COMPUTE_DTYPES)
     is_small = array.size <= _MAX_SIZE and bool(np.isfinite(array).all())
-    stencil = is_small and _is_stencil(shaped.astype(np.float64))
-    even = is_small and _is_even(shaped.astype(np.float64))
+    stencil = is_small and _is_stencil(array.astype(np.float64))
+    even = is_small and _is_even(array.astype(np.float64))
     whole = is_small and bool((np.rint(array) == array).all())
     with np.errstate(over="ignore"):
         held = [d for d in COMPUTE_DTYPES if (array.astype(d) == array).all()] if whole else None
