@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import pytest
 
-from jmp_autocast import BF16, FP16, Policy, autocast, explain
+from jmp_autocast import BF16, FP16, Policy, autocast, explain, full_precision
 from jmp_autocast.call import kernels
 from tests.support.jaxprs import find
 from tests.support.numerics import relative_error
@@ -259,4 +259,14 @@ def test_an_inner_product_narrows_nothing():
     """It promotes, so a moved float32 value keeps its digits for it."""
     moved = lambda h: jnp.vdot(jnp.exp(h).T, h) * (h @ W)
     (eqn,) = find(jax.make_jaxpr(autocast(lambda w: moved(X @ w), policy=BF16))(W), "transpose")
+    assert eqn.outvars[0].aval.dtype == jnp.float32
+
+
+def test_a_product_in_a_float32_scope_narrows_nothing():
+    def fn(w):
+        moved = jnp.exp(X @ w).T
+        with full_precision():
+            return moved @ w
+
+    (eqn,) = find(jax.make_jaxpr(autocast(fn, policy=BF16))(W), "transpose")
     assert eqn.outvars[0].aval.dtype == jnp.float32
