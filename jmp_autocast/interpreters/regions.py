@@ -45,6 +45,7 @@ class Region:
         precision: The precision of float32 products; None if each product keeps its own.
         default_precision: The precision of products for which neither policy nor program has one.
         product: Plans products that run in another dtype; None if all run in the compute dtype.
+        abstains: Whether inputs of the program have no vote, as at level "compute".
     """
 
     compute_dtype: np.dtype | None

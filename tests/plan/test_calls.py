@@ -281,11 +281,8 @@ def test_a_call_changes_nothing(program, policy, jit_caches):
 
 
 @pytest.mark.parametrize("policy", ["bfloat16", "float16"])
-def test_a_call_is_asked_again_when_its_readers_have_changed(policy):
-    """A moving variance: `jnp.convolve` is a call, and its second reader asks a sweep later.
-
-    Asked once, its product was rounded, and the variance 30 % off in bfloat16.
-    """
+def test_a_moving_variance_by_calls_is_right(policy):
+    """`jnp.convolve` is a call. With its product rounded, the variance is 30 % off in bfloat16."""
 
     def variance(x):
         p = x @ np.eye(8, dtype=np.float32)

@@ -136,6 +136,8 @@ REASONS = {
     "feeder": (low(lambda h: (d := h - 1.5) * jnp.exp(d)), "sub", "FEEDER", FULL),
     "feeder_of_complex": (low(lambda h: (h - 1.5).astype("complex64")), "sub", "FEEDER", FULL),
     "callback": (low(called_back), "sub", "NO_PRODUCT", FULL),
+    "root": (low(lambda h: lax.sqrt(h * h) @ h), "mul", "FEEDER", FULL),
+    "root_away_from_0": (low(lambda h: lax.sqrt(h * h + 1.0) @ h), "mul", "PROMOTE_LOW", LOW),
     "low_carry": (low(loop), "scan", "STRUCTURAL", LOW),
     "carry_of_data": (loop, "scan", "CARRY", FULL),
     "accumulator": (low(running_sum), "scan", "CARRY_ACCUMULATOR", FULL),

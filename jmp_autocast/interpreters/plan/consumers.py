@@ -26,7 +26,7 @@ from ..primitives.reading import (
 from ..primitives.traits import DERIVATIVES, having, leaves_float16
 from ..regions import Region
 from .avals import is_16_bit, is_as_large
-from .marks import GIVEN, Marks, accumulates, is_stream
+from .marks import GIVEN, Marks, adds, is_stream
 from .needs import (
     COMPARES_ANY,
     EITHER,
@@ -87,7 +87,8 @@ def _of_product(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Regio
         m.fixed or m.counted or m.whole or (is_half and m.exponential) for m in marks[:2]
     ]
     promotes = free_dimensions(eqn) == (0, 0) or requested_precision(eqn) is not None
-    is_low = not promotes and not any(may_be_guarded)
+    # An extension, such as float8, decides itself how its products read their operands.
+    is_low = not promotes and region.product is None and not any(may_be_guarded)
     return Need.LOW if is_low else EITHER
 
 
@@ -128,7 +129,8 @@ def is_accumulator(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Re
         need: The needs of its results.
         region: The precision in force at the equation.
     """
-    return not region.abstains and accumulates(eqn, marks, bool(need & Need.ADDED))
+    is_chained = need & Need.ADDED or any([m.summed for m in marks])
+    return not region.abstains and bool(is_chained) and adds(eqn, marks)
 
 
 def float32_consumer(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> str:

@@ -187,17 +187,6 @@ def is_stream(eqn: JaxprEqn, marks: Sequence[Marks], of_all: bool) -> bool:
     return _is_convolved(marks)
 
 
-def accumulates(eqn: JaxprEqn, marks: Sequence[Marks], is_added: bool) -> bool:
-    """Returns whether an equation computes an accumulator.
-
-    Args:
-        eqn: The equation.
-        marks: The marks of its operands.
-        is_added: The result of the equation is a summand of another sum.
-    """
-    return (is_added or any([m.summed for m in marks])) and adds(eqn, marks)
-
-
 class Operands(NamedTuple):
     """The operands of an equation.
 

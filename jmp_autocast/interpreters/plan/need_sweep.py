@@ -12,7 +12,7 @@ from ..primitives.structure import STRUCTURES, Body, bodies
 from .consumers import reads
 from .mark_sweep import Memo, inputs_of, marks_of
 from .marks import Marks
-from .needs import NOTHING, REQUESTED, THROUGH, Need, NeedContext, is_kept_away
+from .needs import NOTHING, REQUESTED, STOPS, THROUGH, Need, NeedContext
 
 Needs: TypeAlias = Mapping[Any, Need]
 
@@ -67,8 +67,9 @@ def needs_of(
             continue
         through = THROUGH.get(name, NOTHING)
         passed = of_results & (through | Need.LEADS if name in promoted else through)
-        if passed & Need.STEEP and is_kept_away(eqn):
-            passed ^= Need.STEEP
+        for need, stops in STOPS:
+            if passed & need and stops(eqn):
+                passed ^= need
         marks = facts.operands[i]
         add(eqn.invars, passed | reads(eqn, marks, of_results, region))
         if rows := REQUESTED.get(name):
@@ -130,9 +131,9 @@ def needs_in_bodies(
             )
             for b, outputs in zip(held, returned, strict=True)
         ]
-        reads, before = reads_of(found), [list(outputs) for outputs in returned]
+        within, before = reads_of(found), [list(outputs) for outputs in returned]
         for body, outputs in zip(held, returned, strict=True):
-            for k, need in read_by_the_next(body, reads).items():
+            for k, need in read_by_the_next(body, within).items():
                 outputs[k] |= need
         if returned == before:  # the loop ends, because needs only grow
             return found

@@ -128,8 +128,8 @@ def _poles(ctx: NeedContext) -> Sequence[Any]:
     return ctx.eqn.invars[1:] if ctx.eqn.primitive.name in _POLE_AT_1 else ctx.eqn.invars[:1]
 
 
-def is_kept_away(eqn: JaxprEqn) -> bool:
-    """Returns whether a result is kept away from 0, as the sum in `sqrt(x * x + 1.0)` is."""
+def _is_kept_away(eqn: JaxprEqn) -> bool:
+    """Whether a result is kept away from 0, as the sum in `sqrt(x * x + 1.0)` is."""
     is_sum = eqn.primitive.name in _SUMS | {"max"}
     return is_sum and any([isinstance(v, Literal) and np.all(v.val > 0) for v in eqn.invars])
 
@@ -231,6 +231,7 @@ class Row(NamedTuple):
         why: The error without this row.
         consumer: The consumer, in words for reports.
         raises: The primitives that are raised to float32 if their result has the need.
+        stops: Returns whether the need ends at an equation, although `through` names its primitive.
     """
 
     need: Need
@@ -240,6 +241,7 @@ class Row(NamedTuple):
     why: str
     consumer: str = ""
     raises: frozenset[str] = _ALL
+    stops: Callable[[JaxprEqn], bool] | None = None
 
 
 ROWS = (
@@ -261,6 +263,7 @@ ROWS = (
         "in float16 the square of 1e-4 is 0, and the gradient of its root NaN",
         "a square root, which is infinitely steep at 0",
         frozenset(("mul", "square", "integer_pow")),
+        stops=_is_kept_away,
     ),
     Row(
         Need.SHARP,
@@ -317,6 +320,7 @@ ROWS = (
 
 REQUESTED: dict[str, list[Row]] = {}
 THROUGH: dict[str, Need] = {}
+STOPS = [(row.need, row.stops) for row in ROWS if row.stops is not None]
 RAISED: dict[str, Need] = {}
 """The needs for which each primitive is raised to float32, by the primitive's name."""
 for _row in ROWS:

@@ -227,7 +227,7 @@ def read_full(ctx: Context, memo: Memo) -> list[np.dtype | None]:
 
     Args:
         ctx: The call.
-        memo: As for `needs.needs_of`.
+        memo: As for `need_sweep.needs_of`.
     """
     # The operands of a checkpoint are residuals and stay in 16 bits, and so do values that are sent
     # to devices or the host.
