@@ -159,7 +159,7 @@ STREAMS = {
     "layers_under_jit": (jax.checkpoint(lambda p, x, c: c + jax.jit(jnp.matmul)(c, p)), LOW),
     "attention": (lambda p, x, c: c + jax.nn.softmax((c @ p) @ c.T) @ c, LOW),
     "sum": (lambda p, x, c: c + x @ p, FULL),
-    "step_of_an_optimizer": (lambda p, x, c: c - 1e-3 * (x.T @ (x @ c - x)), FULL),
+    "step_of_an_optimizer": (lambda p, x, c: c - 1e-3 * (x.T @ (x @ c)), FULL),
 }
 
 

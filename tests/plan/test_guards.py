@@ -91,10 +91,10 @@ FAR_LITERALS = {
     "beyond float32": (lambda h: h - 2.0**24, LOW),
     "factor": (lambda h: h * 1000.0, LOW),
     "exact maximum": (lambda h: jnp.maximum(h, 1000.0), LOW),
-    "maximum": (lambda h: jnp.maximum(h, 10_000.0), LOW),
-    "choice": (lambda h: jnp.where(MASK, h, 10_000.0), LOW),
+    "maximum": (lambda h: jnp.maximum(h, 10_000.0), FULL),
+    "choice": (lambda h: jnp.where(MASK, h, 10_000.0), FULL),
     "mask": (lambda h: jnp.where(MASK, h, -10_000.0), LOW),
-    "constants": (lambda h: jnp.where(MASK, h, FAR), LOW),
+    "constants": (lambda h: jnp.where(MASK, h, FAR), FULL),
     "masks": (lambda h: jnp.where(MASK, h, -FAR), LOW),
     "clip against overflow": (lambda h: jnp.clip(h, -64_000.0, 64_000.0), LOW),
 }

@@ -107,12 +107,6 @@ def test_a_factor_votes_where_it_is_data_of_full_size(name):
     assert planned(plan, "mul").results[0].dtype == expected
 
 
-@pytest.mark.parametrize(("other", "expected"), [(X, FULL), (ROW, LOW), (np.float32(3), LOW)])
-def test_an_operand_of_a_maximum_votes_as_a_factor_does(other, expected):
-    plan = plan_of(low(jnp.maximum), X, other)
-    assert planned(plan, "max").results[0].dtype == expected
-
-
 DIFFERENCES = {
     "beside a product": (jnp.subtract, LOW),
     "beside an activation": (lambda h, x: lax.abs(h) - x, FULL),

@@ -83,12 +83,10 @@ def _of_product(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Regio
     if is_float32(eqn, marks, need):
         return _WIDE if is_norm(eqn) or not cannot_pay(eqn) else EITHER
     is_half = region.compute_dtype == np.float16
-    may_be_guarded = [
-        m.fixed or m.counted or m.whole or (is_half and m.exponential) for m in marks[:2]
-    ]
+    guards = [m.fixed or m.counted or m.whole or (is_half and m.exponential) for m in marks[:2]]
     promotes = free_dimensions(eqn) == (0, 0) or requested_precision(eqn) is not None
     # An extension, such as float8, decides itself how its products read their operands.
-    is_low = not promotes and region.product is None and not any(may_be_guarded)
+    is_low = not promotes and region.product is None and not any(guards)
     return Need.LOW if is_low else EITHER
 
 

@@ -22,16 +22,16 @@ from ..primitives.clamped_cast import clamped
 from ..primitives.traits import having
 from .avals import is_16_bit, is_as_large
 from .basic_plans import rounded_once
+from .constant_range import BOUND, NEAR
 from .data import Context, EquationPlan, Inside, Reason, ReasonCode, Source, ValueState
 from .marks import is_stream
 from .needs import HARMED, Need
 
 _SHIFTS = having("shifts")
 _SUMS = having("sums")
+_CHOOSES = having("chooses")
+_CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of the operands
 _STARTS = having("affine") - (_SHIFTS - _SUMS)
-# A number up to this may be added in 16 bits: the sum is rounded like any value of its size. Layers
-# add 3 (hard_swish); with 10, the error of a 16-bit sum was 2.5 to 4 times that of float32.
-_NEAR = 4.0
 # A summand of order one keeps no digit beside a literal of this size, even in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
@@ -50,8 +50,8 @@ def voters(ctx: Context) -> list[int]:
     * The rounding of a summand costs 2**-9 of the summand, which may be all of the result, as in
       ``position + offset`` or in ``weight - rate * gradient``. A source votes unless
       `_summand_votes` finds an exception.
-    * The rounding of an operand of a maximum or a comparison costs as much as that of the computed
-      operand. Data votes in a comparison, and in a maximum as for a factor.
+    * A maximum returns an operand, and a comparison returns a bool. Data votes in both, and a
+      parameter or constant votes in a comparison.
 
     Args:
         ctx: The equation.
@@ -73,6 +73,9 @@ def _votes(ctx: Context, i: int, beside: bool) -> bool:
     if beside and ctx.name in _SHIFTS:
         # Data votes, as it may be much larger than the other operand: `position + offset`.
         return is_data or _summand_votes(ctx, i)
+    if beside and ctx.name in _CHOOSES:
+        # A parameter votes in a comparison, but not in a clip, which is as exact as its bounds.
+        return is_data or ctx.name not in _CLIPS
     # `select_n` and `concatenate` do not broadcast: no operand is a small row.
     if not is_data or ctx.name not in _COMBINES:
         return is_data
@@ -161,18 +164,29 @@ def literal_guard(given: Sequence[ValueState], compute_dtype: np.dtype) -> Reaso
 
 
 def far_literal(ctx: Context) -> Reason | None:
-    """Returns the reason why a literal takes the digits of a 16-bit summand, None without one.
+    """Returns the reason why a literal takes the digits of a 16-bit operand, None without one.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
-    and ``(x + 1000) - 1000`` has lost ``x``.
+    and ``(x + 1000) - 1000`` has lost ``x``. A choice returns the literal: 10,000 is 9,984 in
+    bfloat16, and its difference to 10,000 is -16 and not 0.
 
     Args:
         ctx: The equation.
     """
-    for i in ctx.floats if ctx.name in _SHIFTS else ():
-        value = ctx.given[i].known_value
-        if value is not None and _NEAR < abs(value) < _BEYOND_FLOAT32:
-            cause = f"{value:g} takes digits of what it meets in {ctx.compute_dtype.name}"
+    for i in ctx.floats if ctx.name in _SHIFTS | _CLIPS | {"select_n"} else ():
+        value, constant = ctx.given[i].known_value, ctx.given[i].const_range
+        if ctx.name in _SHIFTS:
+            takes = value is not None and NEAR < abs(value) < _BEYOND_FLOAT32
+        elif value is None:
+            takes = constant is not None and ctx.compute_dtype in constant.found.rounds
+        else:
+            # A negative number in `select_n` is taken for a mask, which may be rounded. In a clip,
+            # a negative number is a bound, which may not be rounded.
+            bound = abs(value) if ctx.name in _CLIPS else value
+            takes = NEAR < bound <= BOUND and float(clamped(value, ctx.compute_dtype)) != value
+        if takes:
+            what = f"operand {i}" if value is None else f"{value:g}"
+            cause = f"{what} takes digits of what it meets in {ctx.compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
 
