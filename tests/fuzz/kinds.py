@@ -315,9 +315,10 @@ KINDS: Mapping[str, Kind] = {
         ),
         bound=LIKE_FLOAT32,
     ),
-    # A reader in float32 would raise the sum, whatever is taken for a parameter: a product ends it.
+    # A reader in float32 or a difference would raise the sum, whatever is taken for a parameter: a
+    # product ends it.
     "arguments": Kind(
-        "(s-s[:1])@w jnp.tanh(s-s[::-1])@w (jnp.maximum(s,0)-s[1])@w (s[1:]-s[:-1])@w",
+        "(s+-s[:1])@w jnp.tanh(s+-s[::-1])@w (jnp.maximum(s,0)+-s[1])@w (s[1:]+-s[:-1])@w",
         lines=("s = p + DATA['m']",),
         y=normal(300, 1, (D,)),
         heads=_TREES,

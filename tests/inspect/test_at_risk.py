@@ -165,7 +165,7 @@ def test_a_risk_names_its_line_its_scope_and_its_reason():
     assert (exp.equations, exp.scope) == (3, "layer_0")
     assert "test_at_risk.py" in exp.source
     assert exp.because == "The operation loses too much in 16 bits."
-    assert gate.because.startswith("It is read by what ranks it, subtracts it from 1")
+    assert gate.because.startswith("It is read by what ranks it, takes a difference of it")
     text = str(report)
     assert "\nat risk" in text
     assert text.count("  at /") == 2

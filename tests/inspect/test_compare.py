@@ -26,7 +26,7 @@ ROUGH = Policy("bfloat16", level="compute")
 
 def cancelled(y):
     with jax.named_scope("cancellation"):
-        return (y + jnp.float32(100)) - jnp.float32(100)
+        return (y + jnp.float32(100)) + jnp.float32(-100)
 
 
 def plain(params, x):
@@ -68,7 +68,7 @@ INSIDE = {"in_scan": ("scan",), "in_branch": ("cond",), "in_while": ("while",)}
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_cancellation_introduces_the_largest_error(name):
     worst = compare(FUNCTIONS[name], {"w": W}, X, policy=ROUGH).rows[0]
-    assert (worst.primitive, worst.scope) == ("sub", "cancellation")
+    assert (worst.primitive, worst.scope) == ("add", "cancellation")
     assert worst.computed == "bfloat16"
     assert worst.inside == INSIDE.get(name, ())
     assert "test_compare.py" in worst.source
@@ -240,7 +240,7 @@ def head(p, x):
     with jax.named_scope("body"):
         h = checkpoint_name(jax.nn.relu(x @ p["w"]), "hidden")
     with jax.named_scope("<script>offset"):
-        h = (h + jnp.float32(100)) - jnp.float32(100)
+        h = (h + jnp.float32(100)) + jnp.float32(-100)
     with jax.named_scope("logits"), jax.named_scope("last"):
         return jax.nn.log_softmax(h @ p["w"])
 

@@ -89,6 +89,57 @@ def from_minus_one(matmul, params):
     return 2 * jax.nn.sigmoid(0.02 * matmul(X, params[0])) - 1
 
 
+def normed(y):
+    """A layer norm as a division by the standard deviation."""
+    return (y - y.mean(-1, keepdims=True)) / (y.std(-1, keepdims=True) + 1e-5)
+
+
+def normed_offset(matmul, params):
+    return normed(3 + 0.05 * matmul(X, params[0]))
+
+
+def normed_maximum(matmul, params):
+    return normed(jnp.maximum(3 + 0.05 * matmul(X, params[0]), 3 + 0.05 * matmul(X, params[1])))
+
+
+def normed_film(matmul, params):
+    scale, shift = matmul(X, params[0]), matmul(X, params[1])
+    return normed((2 + 0.05 * scale) * (1 + 0.05 * shift))
+
+
+def minus_their_largest(matmul, params):
+    h = 0.1 * matmul(X, params[0]) + 3
+    return h - h.max(-1, keepdims=True)
+
+
+def minus_their_neighbours(matmul, params):
+    h = 0.1 * matmul(X, params[0]) + 3
+    return h - jnp.roll(h, 1, 0)
+
+
+def by_a_stencil(matmul, params):
+    h = 0.2 * jnp.tanh(matmul(X, params[0])) + 2
+    return h @ jnp.asarray(np.eye(16) - np.roll(np.eye(16), 1, 0), jnp.float32)
+
+
+def square_minus_one(matmul, params):
+    return jax.nn.relu(1 + 0.05 * matmul(X, params[0])) ** 2 - 1
+
+
+def silu_minus_its_operand(matmul, params):
+    h = 4 + 0.1 * matmul(X, params[0])
+    return jax.nn.silu(h) - h
+
+
+def wave_of_an_offset(matmul, params):
+    return jnp.sin(50 * (jnp.linspace(-1, 1, 16) + 0.01 * matmul(X, params[0])))
+
+
+def changes_of_a_function(matmul, params):
+    s = jnp.tanh(3 + 0.5 * matmul(X, params[0]))
+    return jnp.where(s[1:] != jnp.maximum(s[1:], s[:-1]), s[1:], 0.0)
+
+
 def consumed(program):
     """A product consumes the states, as the projection of a layer does."""
 
@@ -112,6 +163,9 @@ PROGRAMS = {
         flow_with_a_next_layer,
         *map(consumed, (scanned_decay, associative_decay, survival)),
         *map(consumed, (differences_of_outputs, centred, versine, from_minus_one)),
+        *map(consumed, (normed_offset, normed_maximum, normed_film, minus_their_largest)),
+        *map(consumed, (minus_their_neighbours, by_a_stencil, square_minus_one)),
+        *map(consumed, (silu_minus_its_operand, wave_of_an_offset, changes_of_a_function)),
     )
 }
 

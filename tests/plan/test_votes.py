@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
+from jmp_autocast import BF16, FP16, explain
 from jmp_autocast.interpreters import Source
 from tests.support.plans import FULL, LOW, all_equations, low, plan_of, planned
 
@@ -132,3 +133,35 @@ def test_what_is_made_of_two_sources_votes_as_the_more_demanding_one(first, leaf
     of_sources, product = (p for eqn, p in all_equations(plan) if eqn.primitive.name == "mul")
     assert of_sources.results[0].source is leaf
     assert product.results[0].dtype == expected
+
+
+HALF = {name: np.ones((8, 8), np.float32) for name in ("w", "v")} | {"b": np.ones(8, np.float32)}
+# A program, the primitive before the float32 consumer, and its policy.
+BEFORE_FLOAT32 = {
+    "a far number": (lambda p, x: ((x @ p["w"] + p["b"]) - 1000.0) @ p["v"], "add", BF16),
+    "a large number": (lambda p, x: ((x @ p["w"]) ** 2 * 1e8) @ p["v"], "integer_pow", FP16),
+    "a weight": (lambda p, x: (p["v"] - 1e-4 * (x @ p["w"])) @ p["v"], "mul", FP16),
+    "a row of data": (lambda p, x: (2.0 * (x @ p["w"]) - x[0]) @ p["v"], "mul", BF16),
+    "a root": (lambda p, x: jnp.cbrt((x @ p["w"]) * (x @ p["w"])) @ p["v"], "mul", FP16),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_FLOAT32)
+def test_what_a_float32_consumer_reads_is_not_rounded_before(name):
+    """A step of `1e-4 * gradient` is a subnormal number of float16."""
+    fn, primitive, policy = BEFORE_FLOAT32[name]
+    rows = explain(fn, HALF, np.ones((8, 8), np.float32), policy=policy).rows
+    assert [r.results for r in rows if r.primitive == primitive] == [("float32",)]
+
+
+def test_a_convolution_that_sums_few_elements_is_rounded_once():
+    """It is float32, and so are differences of its results: it starts no residual stream."""
+
+    def differences(p, x):
+        h = jnp.convolve(x[:, 0] + 10.0, p["b"][:3], "same")
+        return (h[1:] - h[:-1]) @ p["w"][:7]
+
+    rows = explain(differences, HALF, np.ones((8, 8), np.float32), policy=BF16).rows
+    (difference,) = [r for r in rows if r.primitive == "sub"]
+    assert difference.operands == ("float32", "float32")
+    assert {r.results for r in rows if r.primitive == "squeeze"} == {("float32",)}

@@ -8,7 +8,7 @@ from jmp_autocast import BF16
 from jmp_autocast.interpreters import Planner, Request, Source, ValueState
 from jmp_autocast.interpreters.after.computed_outputs import computed_requests
 from jmp_autocast.interpreters.plan.avals import float_dtype
-from jmp_autocast.interpreters.plan.marks import GIVEN
+from jmp_autocast.interpreters.plan.marks import GIVEN, PARAMETER
 from jmp_autocast.interpreters.plan.needs import Need
 
 from .jaxprs import trace
@@ -32,8 +32,9 @@ def plan_of(
     avals = [v.aval for v in closed.jaxpr.invars]
     kinds = [*leaves, *(Source.DATA,) * (len(avals) - len(leaves))]
     dtypes = [float_dtype(aval) for aval in avals]
-    pairs = zip(dtypes, kinds, strict=True)
-    inputs = [ValueState(dtype, leaf if dtype else None, marks=GIVEN) for dtype, leaf in pairs]
+    marks = [PARAMETER if leaf is Source.PARAM else GIVEN for leaf in kinds]
+    found = zip(dtypes, kinds, marks, strict=True)
+    inputs = [ValueState(dtype, leaf if dtype else None, marks=m) for dtype, leaf, m in found]
     wanted = (wanted or Request())._replace(needs=consumer)
     wanted = [wanted] * len(closed.jaxpr.outvars)
     if computed:

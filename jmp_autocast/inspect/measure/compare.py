@@ -93,12 +93,12 @@ def compare(
         >>> def f(x):
         ...     with jax.named_scope("difference"):
         ...         y = x @ jnp.eye(8)
-        ...         return ((y + 100.0) - 100.0) @ jnp.eye(8)
+        ...         return ((y + 100.0) + -100.0) @ jnp.eye(8)
         >>> policy = Policy("bfloat16", level="compute")  # by default such a sum is in float32
         >>> comparison = compare(f, jnp.full((2, 8), 0.1), policy=policy)
         >>> worst = comparison.rows[0]
         >>> worst.primitive, worst.scope, worst.introduced > 0.5
-        ('sub', 'difference', True)
+        ('add', 'difference', True)
     """
     if against is not None:
         options = {"policy": policy, "argnums": argnums}

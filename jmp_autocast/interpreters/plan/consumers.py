@@ -14,7 +14,7 @@ import numpy as np
 
 from ...policies import FLOAT32
 from ...policies.registry import known_rule
-from ..compat import JaxprEqn, aval_of
+from ..compat import JaxprEqn, Literal, aval_of
 from ..primitives.picking import picks
 from ..primitives.reading import (
     cast_dtype,
@@ -26,7 +26,8 @@ from ..primitives.reading import (
 from ..primitives.traits import DERIVATIVES, having, leaves_float16
 from ..regions import Region
 from .avals import is_16_bit, is_as_large
-from .marks import GIVEN, Marks, adds, is_stream
+from .data import literal_state
+from .marks import GIVEN, PARAMETER, STENCIL, Marks, adds, is_stream
 from .needs import (
     COMPARES_ANY,
     EITHER,
@@ -40,13 +41,16 @@ from .needs import (
     cannot_pay,
     is_float32,
 )
+from .votes import SHIFTS, far_literal, literal_guard, summand_votes
 
 _CONTRACTS = having("contracts")
 _ROUNDS = having("rounds")
+_SUMS = having("sums")
 _FEEDS = having("feeds")
 _FUSES = having("fuses")
 _MOVES = having("moves") | having("joins")
 _WIDE: Need = Need.FULL | Need.ONCE
+_BEYOND: Need = Need.COMPUTED | Need.BEYOND
 
 
 def reads(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> Need:
@@ -59,7 +63,7 @@ def reads(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> 
         region: The precision in force at the equation.
     """
     name = eqn.primitive.name
-    computed = NOTHING if name in _MOVES else Need.COMPUTED
+    computed = NOTHING if name in _MOVES else Need.COMPUTED if name in _SUMS else _BEYOND
     if not region.lowers:
         return computed | _WIDE
     if known_rule(name, region.rule)[1] in ("rules", "registered"):
@@ -82,6 +86,8 @@ def _of_product(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Regio
         return EITHER
     if is_float32(eqn, marks, need):
         return _WIDE if is_norm(eqn) or not cannot_pay(eqn) else EITHER
+    if any([m.fixed == STENCIL.fixed for m in marks[:2]]):
+        return _WIDE
     is_half = region.compute_dtype == np.float16
     guards = [m.fixed or m.counted or m.whole or (is_half and m.exponential) for m in marks[:2]]
     promotes = free_dimensions(eqn) == (0, 0) or requested_precision(eqn) is not None
@@ -100,19 +106,29 @@ def _of_cast(dtype: Any, region: Region) -> Need:
 
 def _on_a_path(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> Need:
     """Returns how an elementwise equation reads its operands if it leads to a product."""
-    has_data = _has_data(eqn, marks) and not region.abstains
-    is_full = has_data or any([m.wide for m in marks]) or is_accumulator(eqn, marks, need, region)
+    dtype: Any = region.compute_dtype
+    literals = [literal_state(v) for v in eqn.invars if isinstance(v, Literal)]
+    is_full = any([m.wide for m in marks]) or is_accumulator(eqn, marks, need, region)
+    is_full |= literal_guard(literals, dtype) is not None
+    if not region.abstains:
+        far = far_literal(eqn.primitive.name, literals, dtype)
+        is_full |= far is not None or _has_vote(eqn, marks)
     is_raised = float32_consumer(eqn, marks, need, region) != ""
     if is_full or is_raised or derivative_leaves(eqn, marks, region):
         return _WIDE
     return Need.LOW if is_stream(eqn, marks, region.abstains) else EITHER
 
 
-def _has_data(eqn: JaxprEqn, marks: Sequence[Marks]) -> bool:
-    """Whether an operand is data of the result's size, which votes."""
-    pairs = zip(eqn.invars, marks, strict=True)
-    data = [v for v, m in pairs if m.given == GIVEN.given and not m.fixed]
-    return any([is_as_large(v, eqn.outvars[0]) for v in data])
+def _has_vote(eqn: JaxprEqn, marks: Sequence[Marks]) -> bool:
+    """Whether a source votes for float32: data, or a parameter that is no bias."""
+    shifts = eqn.primitive.name in SHIFTS
+    for i, (v, m) in enumerate(zip(eqn.invars, marks, strict=True)):
+        is_data = m.given == GIVEN.given and not m.fixed
+        if is_data and (shifts or is_as_large(v, eqn.outvars[0])):
+            return True
+        if shifts and m.given == PARAMETER.given and summand_votes(eqn, marks, i, True):
+            return True
+    return False
 
 
 def is_accumulator(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Region) -> bool:
@@ -138,8 +154,8 @@ def float32_consumer(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: 
     raised for others, or if all its consumers run in float32: a float32 `sin` would cost more than
     a cast of its result.
 
-    A product of two computed values does not follow its consumers: in float32, `sigmoid(a) * b`
-    would widen both factors. Neither does a value that is only moved: in float32, the residual
+    A product of two computed values does not follow sums: in float32, `x + sigmoid(a) * b` would
+    widen both factors. Nor does a value that is only moved: in float32, the residual
     stream of a ViT took over the layout of its patch convolution, for 5 to 10 % of a TPU's step.
 
     Args:
@@ -149,14 +165,18 @@ def float32_consumer(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: 
         region: The precision in force at the equation.
     """
     name = eqn.primitive.name
-    needed = need & RAISED.get(name, NOTHING)
-    if needed and (name in _FEEDS or (needed & HARMED and name not in _ROUNDS)):
+    needed, is_low_stream = need & RAISED.get(name, NOTHING), is_stream(eqn, marks, region.abstains)
+    if region.abstains and is_low_stream:
+        needed &= ~Need.SHARP
+    if needed and name not in _ROUNDS and (name in _FEEDS or needed & HARMED):
         return next(row for row in ROWS if needed & row.need).consumer
-    is_cheap = name in _FEEDS and (name != "mul" or any([m.given for m in marks]))
+    is_cheap = name in _FEEDS and (
+        name != "mul" or need & Need.BEYOND or any([m.given for m in marks])
+    )
     is_lowered = aval_of(eqn.outvars[0]).dtype == FLOAT32
     if not (is_cheap and is_lowered) or not need & Need.COMPUTED or need & EITHER != Need.FULL:
         return ""
-    return "" if is_stream(eqn, marks, region.abstains) else "all consumers"
+    return "" if is_low_stream else "all consumers"
 
 
 def derivative_leaves(eqn: JaxprEqn, marks: Sequence[Marks], region: Region) -> bool:

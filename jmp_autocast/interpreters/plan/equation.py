@@ -56,6 +56,7 @@ _KEEPS_ALL = having("whole")
 _REDISPATCHED = having("redispatch")
 _SATURATES = having("saturates")
 _CLEARS = having("clears")
+_ROUNDS = having("rounds")
 # Primitives whose results hold elements of their operands, perhaps negated.
 _SELECTS = having("affine") & having("rounds")
 
@@ -407,7 +408,7 @@ def _several_consumers(ctx: Context) -> str:
     # are 0.01 off, and by 4 % for a contrastive loss, which reads logits and their transpose. A
     # value with one float32 consumer is cast behind them: masked scores, or an activation before a
     # norm, would become a float32 residual.
-    is_shared = any([state.is_shared for state in ctx.given])
+    is_shared = ctx.name in _ROUNDS and any([state.is_shared for state in ctx.given])
     return "several consumers" if is_shared and ctx.need & EITHER == Need.FULL else ""
 
 
@@ -443,7 +444,7 @@ def _voters_decide(ctx: Context) -> EquationPlan:
     # a source would be cast to 16 bits for its consumers.
     reason = literal_guard(ctx.given, target)
     if reason is None and votes and not ctx.policy.data_abstains:
-        reason = far_literal(ctx)
+        reason = far_literal(ctx.name, ctx.given, target)
     if reason is not None:
         return in_dtype(ctx, FLOAT32, reason)
     if not votes:

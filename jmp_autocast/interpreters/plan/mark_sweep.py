@@ -74,7 +74,7 @@ def marks_of(jaxpr: Jaxpr, inputs: Sequence[Marks], memo: Memo) -> AllMarks:
     pairs = list(zip(jaxpr.invars, inputs, strict=True))
     images: dict[Any, Image] = {v: dict(m.images) for v, m in pairs if m.images}
     values = {v: m._replace(images=()) if m.images else m for v, m in pairs}
-    values.update(dict.fromkeys(jaxpr.constvars, CONSTANT))
+    values.update({v: memo.get(v, CONSTANT) for v in jaxpr.constvars})
     operands, kinds = [], []
     for eqn in jaxpr.eqns:
         marks, kind = lookup(values, eqn.invars), None
@@ -132,7 +132,7 @@ def _of_equal(
 def _of_results(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -> Marks:
     contracts = eqn.primitive.name in _CONTRACTS
     found = marks_of_contraction(eqn, marks, is_gram) if contracts else marks_of_result(eqn, marks)
-    return found._replace(fixed=True) if all([m.fixed for m in marks]) else found
+    return found._replace(fixed=found.fixed or 1) if all([m.fixed for m in marks]) else found
 
 
 def _of_structure(eqn: JaxprEqn, given: Sequence[Marks], memo: Memo) -> list[Marks]:

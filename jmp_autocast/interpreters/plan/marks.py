@@ -49,7 +49,7 @@ _KEEPS_WHOLE = having("affine") | having("rounds") | having("chooses") | _ADDS_U
 _KEEPS_WHOLE |= {"square", "integer_pow", "pow", "exp2", "cumsum"}
 _WIDE = frozenset(name for name, rule in DEFAULT_RULES.items() if rule in FULL_POLICIES)
 _PROMOTES = frozenset(n for n, rule in DEFAULT_RULES.items() if rule is CastPolicy.PROMOTE)
-_PROMOTES -= REARRANGES
+_PROMOTES = (_PROMOTES | {"div", "integer_pow"}) - REARRANGES
 MOST_FACTORS = 2
 _OF_ALL = frozenset("convolved spread given fresh largest whole crowded fixed averaged".split())
 
@@ -92,7 +92,7 @@ class Marks(NamedTuple):
         crowded: 2 for the result of a function with limits, such as a sigmoid, 1 for that of a wave
             or a root, whose results are near each other where its operands are not; since then
             only moved, chosen, scaled by given values and shifted.
-        fixed: The value depends on no input.
+        fixed: 1 if the value depends on no input; 2 for a constant whose elements add up to 0.
         averaged: 2 for a sum of elements or a contraction with a fixed operand, 1 for any other
             contraction; since then only moved and scaled.
         wide: The result of a function that runs in float32, such as a mean; since then only
@@ -117,7 +117,7 @@ class Marks(NamedTuple):
     images: tuple[tuple[int, int], ...] = ()
     whole: bool = False
     crowded: int = 0
-    fixed: bool = False
+    fixed: int = 0
     averaged: int = 0
     wide: bool = False
 
@@ -132,8 +132,9 @@ class Marks(NamedTuple):
 NONE = Marks()
 GIVEN = Marks(given=1)
 PARAMETER = Marks(given=2)
-CONSTANT = Marks(given=1, fixed=True)
-NUMBER = Marks(given=3, fixed=True)
+CONSTANT = Marks(given=1, fixed=1)
+STENCIL = Marks(given=1, fixed=2)
+NUMBER = Marks(given=3, fixed=1)
 COUNTED = Marks(counted=True, whole=True)
 
 
@@ -470,8 +471,10 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
         is_gram: Both operands hold the elements of one array.
     """
     is_sum_of_squares, marks = is_norm(eqn), marks[:2]
+    is_convolution = eqn.primitive.name == "conv_general_dilated"
     return Marks(
-        convolved=2 if eqn.primitive.name == "conv_general_dilated" else 0,
+        # A convolution that sums few elements is float32 (`needs.cannot_pay`), and no stream.
+        convolved=2 if is_convolution and not at_least(4, reduction_depth(eqn)) else 0,
         fresh=2,
         power=int(at_least(1, reduction_depth(eqn))),
         squares=2 if is_sum_of_squares else 0,

@@ -20,12 +20,11 @@ from ..primitives.reading import (
     is_norm,
     multiplies_points,
     reduction_depth,
-    subtracted_from_one,
 )
 from ..primitives.traits import TRAITS, having
 from .avals import at_least
 from .images import Images, cancelled, holds_one_array, is_quadratic, multiplies_complement
-from .marks import MOST_FACTORS, Marks, adds
+from .marks import MOST_FACTORS, PARAMETER, STENCIL, Marks, adds
 
 
 class Need(enum.IntFlag):
@@ -34,13 +33,14 @@ class Need(enum.IntFlag):
     Attributes:
         POLE: A function that is infinite at some value, near which it multiplies an error.
         STEEP: A square root, which is infinitely steep at 0.
-        SHARP: A rank, a comparison of computed values, `1 - x`, `tanh(x) - y`, a product of many.
+        SHARP: A difference, a rank, a comparison of computed values, an angle, `cumprod`.
         SNAP: A cast to an integer, `floor`, `ceil` and `round`, or a comparison of whole numbers.
         LEADS: A matmul or a convolution, behind any number of elementwise operations and moves.
         ADDED: A sum of two values of the value's size; see `marks`.
         EXPANDED: A sum with squares, as of a distance or a variance that is multiplied out.
         DECOMPOSED: A decomposition of a matrix, or a solve, also behind products of several arrays.
         COMPUTED: Any equation but a move.
+        BEYOND: Any equation but a move or a sum.
         LOW: An equation that may read it in 16 bits, also behind moves and choices of elements.
         FULL: An equation that may read it in float32, also behind these.
         ONCE: An equation that surely reads it in float32, also behind these.
@@ -56,6 +56,7 @@ class Need(enum.IntFlag):
     DECOMPOSED = enum.auto()
     LEADS = enum.auto()
     COMPUTED = enum.auto()
+    BEYOND = enum.auto()
     LOW = enum.auto()
     FULL = enum.auto()
     ONCE = enum.auto()
@@ -81,6 +82,7 @@ _CONTRACTS = having("contracts")
 _ALL = frozenset(TRAITS) - _CONTRACTS
 _CHEAP = having("feeds") | having("rounds")
 _SUMS = having("sums")
+_TURNS = having("turns")
 _SNAPS = having("snaps")
 _COMPARES = frozenset(("lt", "le", "gt", "ge"))
 COMPARES_ANY = _COMPARES | {"eq", "ne", "is_finite"}
@@ -202,21 +204,29 @@ def _sharp(ctx: NeedContext) -> Sequence[Any]:
     name, marks = ctx.eqn.primitive.name, ctx.marks
     if name in _MULTIPLIES_ALL | {"mul"}:
         return _factors(ctx)
-    if name == "sub":
-        # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. Of
-        # `tanh(a) - tanh(b)` with near operands, 16 bits leave little. The derivative of a tanh
-        # also subtracts it from 1, but needs no digits there.
-        taken = subtracted_from_one(ctx.eqn)
-        producer = ctx.producers.get(taken)
-        is_slope = producer is not None and producer.primitive.name == "tanh"
-        is_sharp = not is_slope and (taken is not None or any([m.crowded for m in marks]))
+    if name in _CONTRACTS:
+        # The contraction with a stencil is a small difference of large terms.
+        is_sharp = any([m.fixed == STENCIL.fixed for m in marks])
+    elif name == "sub":
+        # A gate of `1 - sigmoid(7)` never opened: in bfloat16 the sigmoid is 1. The derivative of a
+        # tanh also subtracts it from 1, but needs no digits there. A difference from a mean raises
+        # no residual stream that is 16 bits by intent, and a subtracted bias raises nothing.
+        first, second = ctx.eqn.invars
+        producer = ctx.producers.get(second) if isinstance(second, Var) else None
+        of_tanh = producer is not None and producer.primitive.name == "tanh"
+        is_plain = any([m.wide or m.given == PARAMETER.given for m in marks])
+        is_sharp = not (of_tanh and isinstance(first, Literal))
+        is_sharp &= any([m.crowded for m in marks]) or not is_plain
     elif name in _EXTREMES:
         # Near 1, many results of a tanh are equal in 16 bits. The gradient of their maximum, which
         # belongs to the largest one, would go to others as well.
         is_sharp = marks[0].crowded == 2
     else:
         # A comparison with an input or a constant is a threshold: it ranks nothing.
-        is_sharp = name not in _COMPARES or not any([m.given for m in marks])
+        # A comparison of a value with itself finds NaNs.
+        finds_nans = all([v is ctx.eqn.invars[0] for v in ctx.eqn.invars])
+        ranks_none = finds_nans or any([m.given for m in marks])
+        is_sharp = name not in COMPARES_ANY or not ranks_none
     return ctx.eqn.invars if is_sharp else ()
 
 
@@ -257,7 +267,7 @@ ROWS = (
     ),
     Row(
         Need.STEEP,
-        frozenset(("sqrt",)),
+        frozenset(("sqrt", "cbrt")),
         lambda ctx: ctx.eqn.invars,
         _CHEAP - {"square", "integer_pow"},
         "in float16 the square of 1e-4 is 0, and the gradient of its root NaN",
@@ -267,12 +277,12 @@ ROWS = (
     ),
     Row(
         Need.SHARP,
-        _RANKS | _COMPARES | _EXTREMES | _MULTIPLIES_ALL | {"mul", "sub"},
+        _RANKS | COMPARES_ANY | _EXTREMES | _MULTIPLIES_ALL | _TURNS | _CONTRACTS | {"mul", "sub"},
         _sharp,
         _CHEAP | {"sqrt"},
         "sigmoids of 5.0 to 5.5 are one number in bfloat16: a router took 81 % of its choices, and "
         "behind 512 gates of 0.9975 a state was 2.3 times as large",
-        "what ranks it, subtracts it from 1 or multiplies it up",
+        "what ranks it, takes a difference of it or multiplies it up",
     ),
     Row(
         Need.SNAP,

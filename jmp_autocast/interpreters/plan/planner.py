@@ -23,7 +23,7 @@ from .copies import products_of
 from .data import Context, EquationPlan, Plan, Request, Source, ValueState, literal_state
 from .equation import plan_equation
 from .mark_sweep import Memo, marks_of
-from .marks import Marks
+from .marks import CONSTANT, STENCIL, Marks
 from .need_sweep import Needs, needs_of, promoted_by_rules
 from .needs import EITHER, NOTHING, Need
 from .structural import plan_structural, planning_rule
@@ -135,6 +135,7 @@ class Planner:
     ) -> Plan:
         body = body_of(jaxpr)
         consts = tuple(map(_const_state, body.constvars, consts_of(jaxpr)))
+        self.memo.update({v: s.marks for v, s in zip(body.constvars, consts, strict=True)})
         states = dict(zip((*body.constvars, *body.invars), (*consts, *inputs), strict=True))
         # A value that is no array, such as a token, has no dtype.
         as_declared = all(s.dtype is None or s.dtype == aval_of(v).dtype for v, s in states.items())
@@ -209,7 +210,10 @@ class Planner:
 def _const_state(var: Atom, value: Any) -> ValueState:
     dtype = float_dtype(var.aval)
     source = None if dtype is None else Source.CONST
-    return ValueState(dtype, source, const_range=constant_range(value))
+    found = None if dtype is None else constant_range(value)
+    is_stencil = found is not None and found.small.is_stencil
+    marks = STENCIL if is_stencil else CONSTANT
+    return ValueState(dtype, source, const_range=found, marks=marks)
 
 
 def _operands(

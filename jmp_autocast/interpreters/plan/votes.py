@@ -17,21 +17,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...policies import FLOAT32
-from ..compat import aval_of
+from ..compat import JaxprEqn, aval_of
 from ..primitives.clamped_cast import clamped
 from ..primitives.traits import having
 from .avals import is_16_bit, is_as_large
 from .basic_plans import rounded_once
 from .constant_range import BOUND, NEAR
 from .data import Context, EquationPlan, Inside, Reason, ReasonCode, Source, ValueState
-from .marks import is_stream
+from .marks import Marks, is_stream
 from .needs import HARMED, Need
 
-_SHIFTS = having("shifts")
+SHIFTS = having("shifts")
 _SUMS = having("sums")
 _CHOOSES = having("chooses")
 _CLIPS = _CHOOSES & having("rounds")  # max, min, clamp: the result is one of the operands
-_STARTS = having("affine") - (_SHIFTS - _SUMS)
+_STARTS = having("affine") - (SHIFTS - _SUMS)
 # A summand of order one keeps no digit beside a literal of this size, even in float32.
 _BEYOND_FLOAT32 = 2.0**24
 _COMBINES = having("replicates") | having("contracts")
@@ -70,9 +70,10 @@ def _votes(ctx: Context, i: int, beside: bool) -> bool:
     state, is_data = ctx.given[i], ctx.given[i].source is Source.DATA
     if is_harmless(state):
         return False
-    if beside and ctx.name in _SHIFTS:
+    if beside and ctx.name in SHIFTS:
         # Data votes, as it may be much larger than the other operand: `position + offset`.
-        return is_data or _summand_votes(ctx, i)
+        is_parameter = state.source is Source.PARAM
+        return is_data or summand_votes(ctx.eqn, ctx.marks, i, is_parameter)
     if beside and ctx.name in _CHOOSES:
         # A parameter votes in a comparison, but not in a clip, which is as exact as its bounds.
         return is_data or ctx.name not in _CLIPS
@@ -82,21 +83,28 @@ def _votes(ctx: Context, i: int, beside: bool) -> bool:
     return all(is_as_large(ctx.eqn.invars[i], v) for v in (*ctx.eqn.outvars, *ctx.eqn.invars))
 
 
-def _summand_votes(ctx: Context, i: int) -> bool:
-    """Whether a parameter or constant votes on a sum: it does, unless it is a bias."""
-    fresh = min([ctx.marks[k].fresh for k in ctx.floats if ctx.given[k].source is None])
+def summand_votes(eqn: JaxprEqn, marks: Sequence[Marks], i: int, is_parameter: bool) -> bool:
+    """Returns whether a parameter or constant votes on a sum: it does, unless it is a bias.
+
+    Args:
+        eqn: A sum or difference of the parameter or constant and a computed value.
+        marks: The marks of its operands.
+        i: The position of the parameter or constant.
+        is_parameter: It is a parameter.
+    """
+    fresh = marks[1 - i].fresh
     # A difference from a value that no product computes needs digits, such as `x - mean` of an
     # input.
-    if ctx.name not in _SUMS and fresh == 0:
+    if eqn.primitive.name not in _SUMS and fresh == 0:
         return True
-    if ctx.marks[i].spread or not is_as_large(ctx.eqn.invars[i], ctx.eqn.outvars[0]):
+    if marks[i].spread or not is_as_large(eqn.invars[i], eqn.outvars[0]):
         # A row of parameters (`h @ w + b`) has no vote, and a row of constants has none beside a
         # product.
-        return ctx.given[i].source is not Source.PARAM and fresh == 0
+        return not is_parameter and fresh == 0
     # In `h @ w + b` for a single example, a bias has the size of the product, and has no vote. In
     # `addmm` and `w + a @ b` a matrix is added, and votes: float32 costs one fused temporary there,
     # and 16 bits would round the weight.
-    return aval_of(ctx.eqn.outvars[0]).ndim != 1 or fresh < 2
+    return aval_of(eqn.outvars[0]).ndim != 1 or fresh < 2
 
 
 def is_harmless(state: ValueState) -> bool:
@@ -163,7 +171,7 @@ def literal_guard(given: Sequence[ValueState], compute_dtype: np.dtype) -> Reaso
     return None
 
 
-def far_literal(ctx: Context) -> Reason | None:
+def far_literal(name: str, given: Sequence[ValueState], compute_dtype: np.dtype) -> Reason | None:
     """Returns the reason why a literal takes the digits of a 16-bit operand, None without one.
 
     A sum is rounded to 2**-9 of the larger summand: in bfloat16 ``x + 1000`` is a multiple of 4,
@@ -171,22 +179,24 @@ def far_literal(ctx: Context) -> Reason | None:
     bfloat16, and its difference to 10,000 is -16 and not 0.
 
     Args:
-        ctx: The equation.
+        name: The name of the primitive.
+        given: The state of each operand.
+        compute_dtype: float16 or bfloat16.
     """
-    for i in ctx.floats if ctx.name in _SHIFTS | _CLIPS | {"select_n"} else ():
-        value, constant = ctx.given[i].known_value, ctx.given[i].const_range
-        if ctx.name in _SHIFTS:
+    for i, state in enumerate(given if name in SHIFTS | _CLIPS | {"select_n"} else ()):
+        value, constant = state.dtype and state.known_value, state.const_range
+        if name in SHIFTS:
             takes = value is not None and NEAR < abs(value) < _BEYOND_FLOAT32
         elif value is None:
-            takes = constant is not None and ctx.compute_dtype in constant.found.rounds
+            takes = constant is not None and compute_dtype in constant.found.rounds
         else:
             # A negative number in `select_n` is taken for a mask, which may be rounded. In a clip,
             # a negative number is a bound, which may not be rounded.
-            bound = abs(value) if ctx.name in _CLIPS else value
-            takes = NEAR < bound <= BOUND and float(clamped(value, ctx.compute_dtype)) != value
+            bound = abs(value) if name in _CLIPS else value
+            takes = NEAR < bound <= BOUND and float(clamped(value, compute_dtype)) != value
         if takes:
             what = f"operand {i}" if value is None else f"{value:g}"
-            cause = f"{what} takes digits of what it meets in {ctx.compute_dtype.name}"
+            cause = f"{what} takes digits of what it meets in {compute_dtype.name}"
             return Reason(ReasonCode.LITERAL, cause, (i,))
     return None
 
@@ -226,7 +236,7 @@ def _promotes_computed(ctx: Context, plan: EquationPlan) -> bool:
     """
     computed = all(ctx.given[i].source is None for i in voters(ctx))
     is_promoted = plan.reason.code is ReasonCode.PROMOTE_FULL and computed
-    return is_promoted and far_literal(ctx) is None
+    return is_promoted and far_literal(ctx.name, ctx.given, ctx.compute_dtype) is None
 
 
 def _was_rounded(ctx: Context, plan: EquationPlan) -> bool:

@@ -10,7 +10,7 @@ from jax import lax
 
 from ...policies import FLOAT32
 from ...policies.precisions import is_algorithm, precision_of
-from ..compat import JaxprEqn, Literal, aval_of
+from ..compat import JaxprEqn, aval_of
 from .held_contraction import contraction_in
 from .traits import DERIVATIVES, having
 
@@ -249,19 +249,3 @@ def derivative_exponents(eqn: JaxprEqn) -> dict[int, float]:
 def checkpoint_name_in(eqn: JaxprEqn) -> str:
     """Returns the ``jax.ad_checkpoint.checkpoint_name`` that an equation gives a value, or ""."""
     return str(eqn.params["name"]) if eqn.primitive.name == "name" else ""
-
-
-def subtracted_from_one(eqn: JaxprEqn) -> Any:
-    """Returns the variable ``x`` of an equation ``1 - x``; None for any other equation.
-
-    Example:
-        >>> import jax
-        >>> (eqn,) = jax.make_jaxpr(lambda x: 1 - x)(0.5).jaxpr.eqns
-        >>> subtracted_from_one(eqn) is eqn.invars[1]
-        True
-    """
-    if eqn.primitive.name != "sub":
-        return None
-    first, second = eqn.invars
-    is_complement = isinstance(first, Literal) and first.val == 1
-    return second if is_complement and not isinstance(second, Literal) else None
