@@ -156,6 +156,23 @@ def of_clusters(x, a):
     return squares - means[:, :, None] * means[:, None]
 
 
+def by_inverse_degrees(x, a):
+    h, each = 10 * x[0, :, :, 0], 1 / a.sum(1, keepdims=True)
+    return each * (a @ jnp.square(h)) - (each * (a @ h)) ** 2
+
+
+def of_sums(x):
+    h = 1 + x[0, :, :8, 0]
+    total = h.sum(0, keepdims=True)
+    return h.T @ h - total.T @ total / WIDTH
+
+
+def of_clusters_by_products(x, a):
+    h, shares = 1 + x[0, :, :8, 0], a[:, :4] / a[:, :4].sum(0)
+    means = shares.T @ h
+    return jnp.einsum("nk,nd,ne->kde", shares, h, h) - jnp.einsum("kd,ke->kde", means, means)
+
+
 def like_a_template(x):
     part = x[0, 4:11, 4:11, 0]
     found = conv(x, part[:, :, None, None])
@@ -163,6 +180,9 @@ def like_a_template(x):
 
 
 EXPANDED["of clusters"] = of_clusters, (PICTURE, NEAR), 1e-3, relative
+EXPANDED["by inverse degrees"] = by_inverse_degrees, (PICTURE, NEAR), 1e-3, relative
+EXPANDED["of sums"] = of_sums, (PICTURE,), 1e-3, relative
+EXPANDED["of clusters by products"] = of_clusters_by_products, (PICTURE, NEAR), 1e-3, relative
 EXPANDED["like a template"] = like_a_template, (PICTURE,), 1e-3, relative
 
 # --- less its average, less its update by rank one ----------------------------------------------
@@ -299,6 +319,7 @@ UPDATES = {
     "columns": lambda p, a: p - (p @ a[:, None]) @ (a[None] @ p) / (1 + a[None] @ p @ a[:, None]),
     "in parts": lambda p, a: jax.jit(less)(p, jax.jit(gain)(p, a), a),
     "in parts of parts": jax.jit(lambda p, a: jax.checkpoint(less)(p, jax.jit(gain)(p, a), a)),
+    "matrix of rank one": lambda p, a: p - jnp.outer(gain(p, a), a) @ p,
     "complement": lambda p, a: (jnp.eye(8) - jnp.outer(gain(p, a), a)) @ p,
     "moved complement": lambda p, a: p @ (jnp.eye(8) - jnp.outer(gain(p, a), a)).T,
     "complement in parts": lambda p, a: jax.jit(

@@ -138,7 +138,8 @@ def _computed(eqn: JaxprEqn, marks: Sequence[Marks], images: Images) -> Image:
     sides = ((a, b, mb), (b, a, ma)) if name != "mul" else ()
     is_back = any([_goes_back(x, y) and m.given != PARAMETER.given for x, y, m in sides])
     made = {v: a.get(v, ITSELF) | b.get(v, ITSELF) | PROJECTED for v in (*a, *b)}
-    return {v: how | RETURNED if is_back and v not in both else how for v, how in made.items()}
+    # `(x Q) Q.T` is an image of `x`, and `(P h k) P` a product of two projections of `P`.
+    return {v: how | is_back * (SQUARED if v in both else RETURNED) for v, how in made.items()}
 
 
 def _scaled(image: Image, lost: int = ITSELF) -> Image:

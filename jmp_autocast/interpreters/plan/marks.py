@@ -239,6 +239,9 @@ def _scaled(it: Operands, mark: str) -> int:
     # A dividend keeps its marks even if the divisor is computed, as a count or a degree is.
     if it.name == "div":
         return getattr(it.marks[0], mark)
+    # A computed row scales as well, such as the inverse of a degree.
+    if it.name == "mul" and len(it.large) == 1 and not any([m.given for m in it.marks]):
+        return getattr(it.marks[it.large[0]], mark)
     return _most(it, mark) if it.name in _JOINS else _scaled_by_given(it, mark)
 
 
@@ -472,11 +475,13 @@ def marks_of_contraction(eqn: JaxprEqn, marks: Sequence[Marks], is_gram: bool) -
     """
     is_sum_of_squares, marks = is_norm(eqn), marks[:2]
     is_convolution = eqn.primitive.name == "conv_general_dilated"
+    is_outer = int(at_least(1, reduction_depth(eqn)))
     return Marks(
         # A convolution that sums few elements is float32 (`needs.cannot_pay`), and no stream.
         convolved=2 if is_convolution and not at_least(4, reduction_depth(eqn)) else 0,
         fresh=2,
-        power=int(at_least(1, reduction_depth(eqn))),
+        power=is_outer,
+        crosses=is_outer and min([m.averaged for m in marks]),
         squares=2 if is_sum_of_squares else 0,
         sums_powers=any([m.power or m.sums_powers for m in marks]),
         gram=2 if is_gram and not is_sum_of_squares else 0,
