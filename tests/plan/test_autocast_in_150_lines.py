@@ -26,6 +26,7 @@ CONSUMERS = "a value that its consumers need in float32"
 ACCUMULATOR = "a product that returns both its float32 accumulator and 16 bits"
 # Their derivatives count ties or add up cotangents, in float32.
 ADDS_UP = ("gather", "reduce_max", "reduce_min")
+COUNTS_TIES = ("scatter-max", "scatter-min")
 REASONS = (NO_PRODUCT, CONTROL, PREPARED, WIDE, CONSUMERS, ACCUMULATOR)
 
 
@@ -69,7 +70,8 @@ def difference(small, fn, args):
             of_accumulator = any(v in low and dtype == "float32" for v, dtype in reads)
             if row.reason == "PROMOTE_FULL" and of_accumulator:
                 return ACCUMULATOR
-            if row.reason == "NO_PRODUCT" and row.primitive in ADDS_UP:
+            adds_up = row.reason == "NO_PRODUCT" and row.primitive in ADDS_UP
+            if adds_up or row.primitive in COUNTS_TIES:
                 return CONSUMERS
             return CONSUMERS if row.reason in ("FEEDER", "LOG_GUARD") else row
     return None

@@ -138,10 +138,10 @@ def test_what_is_made_of_two_sources_votes_as_the_more_demanding_one(first, leaf
 HALF = {name: np.ones((8, 8), np.float32) for name in ("w", "v")} | {"b": np.ones(8, np.float32)}
 # A program, the primitive before the float32 consumer, and its policy.
 BEFORE_FLOAT32 = {
-    "a far number": (lambda p, x: ((x @ p["w"] + p["b"]) - 1000.0) @ p["v"], "add", BF16),
+    "a far number": (lambda p, x: (2.0 * (x @ p["w"]) + -1000.0) @ p["v"], "mul", BF16),
     "a large number": (lambda p, x: ((x @ p["w"]) ** 2 * 1e8) @ p["v"], "integer_pow", FP16),
     "a weight": (lambda p, x: (p["v"] - 1e-4 * (x @ p["w"])) @ p["v"], "mul", FP16),
-    "a row of data": (lambda p, x: (2.0 * (x @ p["w"]) - x[0]) @ p["v"], "mul", BF16),
+    "a row of data": (lambda p, x: (2.0 * (x @ p["w"]) + x[0]) @ p["v"], "mul", BF16),
     "a root": (lambda p, x: jnp.cbrt((x @ p["w"]) * (x @ p["w"])) @ p["v"], "mul", FP16),
 }
 

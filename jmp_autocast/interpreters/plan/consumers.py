@@ -27,7 +27,7 @@ from ..primitives.traits import DERIVATIVES, having, leaves_float16
 from ..regions import Region
 from .avals import is_16_bit, is_as_large
 from .data import literal_state
-from .marks import GIVEN, PARAMETER, STENCIL, Marks, adds, is_stream
+from .marks import GIVEN, PARAMETER, Marks, adds, is_stream
 from .needs import (
     COMPARES_ANY,
     EITHER,
@@ -86,8 +86,6 @@ def _of_product(eqn: JaxprEqn, marks: Sequence[Marks], need: Need, region: Regio
         return EITHER
     if is_float32(eqn, marks, need):
         return _WIDE if is_norm(eqn) or not cannot_pay(eqn) else EITHER
-    if any([m.fixed == STENCIL.fixed for m in marks[:2]]):
-        return _WIDE
     is_half = region.compute_dtype == np.float16
     guards = [m.fixed or m.counted or m.whole or (is_half and m.exponential) for m in marks[:2]]
     promotes = free_dimensions(eqn) == (0, 0) or requested_precision(eqn) is not None
