@@ -108,7 +108,7 @@ class ValueState:
             since.
         was_rounded: A float32 value that is an elementwise function of 16-bit values; see
             `votes.rounded_stream`.
-        marks: The marks of an input of a jaxpr; not set for other values.
+        marks: The marks of an input or a constant of a jaxpr; not set for other values.
         is_shared: Several equations read it in float32; set for operands of moves and of calls.
     """
 

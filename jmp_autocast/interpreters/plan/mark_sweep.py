@@ -39,6 +39,7 @@ _CONTRACTS = having("contracts")
 _DAMPS = having("damps") | _CONTRACTS
 
 Memo: TypeAlias = dict[Any, Any]
+"""A cache. It also holds the marks of constants, by their variables."""
 
 
 class AllMarks(NamedTuple):

@@ -222,8 +222,8 @@ def _sharp(ctx: NeedContext) -> Sequence[Any]:
         # belongs to the largest one, would go to others as well.
         is_sharp = marks[0].crowded == 2
     else:
-        # A comparison with an input or a constant is a threshold: it ranks nothing.
-        # A comparison of a value with itself finds NaNs.
+        # A comparison with an input or a constant is a threshold, and one of a value with itself
+        # finds NaNs: they rank nothing.
         finds_nans = all([v is ctx.eqn.invars[0] for v in ctx.eqn.invars])
         ranks_none = finds_nans or any([m.given for m in marks])
         is_sharp = name not in COMPARES_ANY or not ranks_none

@@ -49,7 +49,7 @@ def voters(ctx: Context) -> list[int]:
       RoPE's table, would raise a whole activation.
     * The rounding of a summand costs 2**-9 of the summand, which may be all of the result, as in
       ``position + offset`` or in ``weight - rate * gradient``. A source votes unless
-      `_summand_votes` finds an exception.
+      `summand_votes` finds an exception.
     * A maximum returns an operand, and a comparison returns a bool. Data votes in both, and a
       parameter or constant votes in a comparison.
 
