@@ -156,6 +156,19 @@ def test_a_scatter_is_emitted_with_a_float32_adder():
 
 
 @pytest.mark.parametrize(
+    ("method", "expected"), [("add", 24), ("mul", 128), ("max", 16), ("min", 8)]
+)
+def test_a_rule_sets_the_dtype_of_the_update_computation_of_a_scatter(method, expected):
+    """JAX lowers no maximum of float32 numbers for 16-bit operands."""
+    fn = after_dot(lambda h: getattr(h.at[0], method)(2 * h[1]))
+    policy = BF16.with_rules({f"scatter-{method}": LOW})
+    (eqn,) = find(rewritten(fn, X, policy=policy), f"scatter-{method}")
+    update = eqn.params["update_jaxpr"]
+    assert {*dtypes([*eqn.outvars, *update.invars, *update.outvars])} == {LOW}
+    np.testing.assert_array_equal(jax.jit(autocast(fn, policy=policy))(X)[0], expected)
+
+
+@pytest.mark.parametrize(
     ("rules", "fn", "dtype"),
     [
         ({}, after_dot(lambda h: (h[0] @ h[1]) * jnp.tanh(h)[0, 0]), LOW),

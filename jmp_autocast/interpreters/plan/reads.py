@@ -125,8 +125,8 @@ _WHOLE = having("whole")
 def read_dtypes(plan: Plan) -> list[set[Read]]:
     """Returns the dtypes in which a program reads each float32 input, also after moves.
 
-    Reads that accept both 16 bits and float32, such as comparisons, count as well: an
-    input with bfloat16 reads only may be rounded beforehand.
+    Reads that accept both 16 bits and float32, such as comparisons, count as well: an input with
+    bfloat16 reads only may be rounded beforehand.
 
     Args:
         plan: The plan of the program.
